@@ -1,4 +1,5 @@
-"""Own a server as a child process: start it, wait for it by condition, stop it in order, or kill it for a fault test.
+"""Own a server as a child process: start it, wait for it by condition, stop it in order, or kill it for a
+fault test.
 
 Servers stay our own children instead of daemons: a daemon's zombie under a process 1 that does not reap looks
 alive for ever, and a port or a data directory looks taken.
@@ -14,6 +15,7 @@ from pathlib import Path
 from backstop.errors import Unavailable
 
 POLL_SECONDS = 0.02
+LEFTOVER_SECONDS = 10.0
 
 
 class LocalServerError(Unavailable):
@@ -39,13 +41,24 @@ class Child:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path = Path("/")) -> None:
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll() if self._process is not None else None
+
+    def start(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path = Path("/")
+    ) -> None:
         if self.running:
             raise self._error("is already running", "stop it first")
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = subprocess.Popen(
-                argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor,
+                argv,
+                env=env,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
                 start_new_session=True,
             )
         finally:
@@ -58,7 +71,9 @@ class Child:
             if not self.running:
                 raise self._error("ended while it was starting", f"read {self.log}\n{self.last_lines()}")
             if time.monotonic() > deadline:
-                raise self._error(f"was not ready after {seconds:.0f} s", f"read {self.log}\n{self.last_lines()}")
+                raise self._error(
+                    f"was not ready after {seconds:.0f} s", f"read {self.log}\n{self.last_lines()}"
+                )
             time.sleep(POLL_SECONDS)
 
     def send(self, number: signal.Signals) -> None:
@@ -76,17 +91,23 @@ class Child:
         return True
 
     def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 30.0) -> None:
-        """Ask the process to end and wait; what is left of its session after that is killed."""
+        """Ask the process to end and wait; what is left of it after that is killed."""
+        self.send(number)
+        self.finish(seconds)
+
+    def finish(self, seconds: float) -> None:
+        """Wait for a process that was asked to end; kill it, and what is left of its session, when it does
+        not."""
         if self._process is None:
             return
-        self.send(number)
-        if not self.wait(seconds):
-            self.kill()
-        else:
+        if self.wait(seconds):
             self._kill_session(self._process.pid)
+        else:
+            self.kill()
 
     def kill(self) -> None:
-        """SIGKILL for the process, its descendants and its session, and wait until none of them runs any more."""
+        """SIGKILL for the process, its descendants and its session, and wait until none of them runs any
+        more."""
         if self._process is None:
             return
         family = [self._process.pid, *descendants(self._process.pid)] if self.running else [self._process.pid]
@@ -97,7 +118,9 @@ class Child:
         wait_until_gone(family)
 
     def last_lines(self, count: int = 15) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:]) if self.log.exists() else ""
+        return (
+            "\n".join(self.log.read_text(errors="replace").splitlines()[-count:]) if self.log.exists() else ""
+        )
 
     @staticmethod
     def _kill_session(leader: int) -> None:
@@ -143,20 +166,28 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def wait_until_gone(pids: Sequence[int], seconds: float = 30.0) -> None:
+def gone_within(pids: Sequence[int], seconds: float) -> bool:
+    """Whether all of these processes ended within the time."""
     deadline = time.monotonic() + seconds
-    while alive := [pid for pid in pids if is_alive(pid)]:
+    while any(is_alive(pid) for pid in pids):
         if time.monotonic() > deadline:
-            raise LocalServerError(
-                f"Processes {alive} did not end within {seconds:.0f} s.",
-                kept="Nothing was deleted.",
-                next_step="End them by hand, then try again.",
-            )
+            return False
         time.sleep(POLL_SECONDS)
+    return True
+
+
+def wait_until_gone(pids: Sequence[int], seconds: float = 30.0) -> None:
+    if not gone_within(pids, seconds):
+        raise LocalServerError(
+            f"Processes {[pid for pid in pids if is_alive(pid)]} did not end within {seconds:.0f} s.",
+            kept="Nothing was deleted.",
+            next_step="End them by hand, then try again.",
+        )
 
 
 def end_leftover(pid_file: Path, directory: Path, number: signal.Signals) -> None:
-    """End a server that outlived its supervisor: the pid in its file, and only if it works in its directory."""
+    """End a server that outlived its supervisor: the pid in its file, and only if it works in its
+    directory."""
     if not pid_file.exists():
         return
     first = pid_file.read_text().split()
@@ -169,5 +200,9 @@ def end_leftover(pid_file: Path, directory: Path, number: signal.Signals) -> Non
         return  # not ours: a process of ours can be read by us
     if works_in != directory.resolve():
         return
+    family = [pid, *descendants(pid)]
     os.kill(pid, number)
-    wait_until_gone([pid])
+    if not gone_within([pid], LEFTOVER_SECONDS):
+        for member in family:
+            kill_if_there(member)
+    wait_until_gone(family)

@@ -1,4 +1,5 @@
-"""Run PostgreSQL from a Python wheel as our own child: on the loopback, with a password, durable, stoppable, killable."""
+"""Run PostgreSQL from a Python wheel as our own child: on the loopback, with a password, durable,
+stoppable, killable."""
 
 import importlib.util
 import os
@@ -44,8 +45,8 @@ log_line_prefix = '%m [%p] %u@%d '
 class Postgres:
     """One PostgreSQL server over one directory; made on the first start, found again on the next.
 
-    `directory` gets `data/`, `superuser.password` (0600) and `server.log`. As a context manager it starts and stops.
-    Errors: LocalServerError when it does not start, ConfigurationError when root has no way to run it.
+    `directory` gets `data/`, `superuser.password` (0600) and `server.log`. As a context manager it starts
+    and stops. Errors: LocalServerError when it does not start, ConfigurationError when root cannot run it.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Postgres:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o711)  # `nobody` must be able to pass through; there is nothing to list
         run_as = choose_run_as(self._bin / "postgres", self.directory)
-        end_leftover(self.data / "postmaster.pid", self.data, signal.SIGINT)
+        self.end_leftovers()
         if not (self.data / "PG_VERSION").exists():
             self._make_data(run_as.prefix, run_as.owner)
         self._write_settings(run_as.owner)
@@ -89,8 +90,13 @@ class Postgres:
         )
         self._child.wait_until(self._accepts_logins, START_SECONDS)
 
+    def end_leftovers(self) -> None:
+        """End a server over this directory that outlived its supervisor."""
+        end_leftover(self.data / "postmaster.pid", self.data, signal.SIGINT)
+
     def stop(self) -> None:
-        """A fast shutdown: clients are disconnected, everything committed is on disk, the next start is clean."""
+        """A fast shutdown: clients are disconnected, everything committed is on disk, the next start is
+        clean."""
         self._child.stop(signal.SIGINT)
 
     def kill(self) -> None:
@@ -105,7 +111,8 @@ class Postgres:
         return self.dsn(SUPERUSER, self._password(), database)
 
     def dsn(self, user: str, password: str, database: str) -> str:
-        return f"postgresql://{quote(user, '')}:{quote(password, '')}@{LOOPBACK}:{self.port}/{quote(database, '')}"
+        login = f"{quote(user, '')}:{quote(password, '')}"
+        return f"postgresql://{login}@{LOOPBACK}:{self.port}/{quote(database, '')}"
 
     def create_role(self, name: str, password: str | None = None) -> str:
         """Make a login role, or set the password of the one that is there; returns its password."""
@@ -149,7 +156,9 @@ class Postgres:
 
     def _make_data(self, prefix: tuple[str, ...], owner: tuple[int, int] | None) -> None:
         if self.data.exists():
-            shutil.rmtree(self.data)  # an initdb that did not finish: without PG_VERSION there is nothing in it
+            shutil.rmtree(
+                self.data
+            )  # an initdb that did not finish: without PG_VERSION there is nothing in it
         self.data.mkdir(mode=0o700)
         if owner is not None:
             os.chown(self.data, *owner)
@@ -157,9 +166,26 @@ class Postgres:
         write_private(handed_over, self._password(), owner)
         try:
             done = subprocess.run(
-                [*prefix, str(self._bin / "initdb"), "-D", str(self.data), "-U", SUPERUSER, "-E", "UTF8",
-                 "--locale=C", "--auth=scram-sha-256", f"--pwfile={handed_over}", "--no-instructions"],
-                cwd="/", env=server_environment(), check=False, capture_output=True, text=True, timeout=120,
+                [
+                    *prefix,
+                    str(self._bin / "initdb"),
+                    "-D",
+                    str(self.data),
+                    "-U",
+                    SUPERUSER,
+                    "-E",
+                    "UTF8",
+                    "--locale=C",
+                    "--auth=scram-sha-256",
+                    f"--pwfile={handed_over}",
+                    "--no-instructions",
+                ],
+                cwd="/",
+                env=server_environment(),
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=120,
             )
         finally:
             handed_over.unlink()
@@ -181,7 +207,8 @@ class Postgres:
 
 
 class AdminConnection:
-    """A connection of the superuser in autocommit (databases cannot be made in a transaction), closed at the end."""
+    """A connection of the superuser in autocommit (databases cannot be made in a transaction), closed at
+    the end."""
 
     def __init__(self, dsn: str) -> None:
         self._connection = psycopg2.connect(dsn, connect_timeout=10)

@@ -1,4 +1,5 @@
-"""Write what only the owner may read: passwords and the state that holds them, mode 0600 from the first byte on."""
+"""Write what only the owner may read: passwords and the state that holds them, mode 0600 from the first
+byte on."""
 
 import os
 import secrets
@@ -21,5 +22,6 @@ def write_private(path: Path, text: str, owner: tuple[int, int] | None = None) -
 def read_or_generate(path: Path, length: int = 24) -> str:
     """The secret kept in a file, generated at the first call (`length` random bytes, URL-safe)."""
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_private(path, secrets.token_urlsafe(length))
     return path.read_text(encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Make the project ready to run: interpreter and Java checked, locked dependencies and the JDBC driver in place.
+"""Make the project ready to run: interpreter and Java checked, locked dependencies and the JDBC driver in
+place.
 
 Runs before any dependency exists, so it uses the standard library only and keeps to syntax that an old
 Python can read: a Python that is too old gets a sentence instead of a syntax error. A second run costs
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import sys
 
-# Run as a script, Python puts this folder first on its path, and `platform.py` here would hide the standard one.
+# Run as a script, Python puts this folder first on its path, and `platform.py` here would hide the
+# standard one.
 if sys.path and sys.path[0].rstrip("/").endswith("backstop/local"):
     sys.path.pop(0)
 
@@ -24,8 +26,8 @@ import subprocess
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional
 
 ROOT = Path(__file__).resolve().parents[3]
 LOCK = ROOT / "requirements.lock"
@@ -50,20 +52,23 @@ class SetupError(Exception):
 # -- what the machine must bring -------------------------------------------------------------------------
 
 
-def supported(version: tuple) -> bool:
+def supported(version: Sequence[int]) -> bool:
     return PYTHONS[0] <= tuple(version[:2]) < PYTHONS[1]
 
 
 def use_supported_python() -> None:
     """Go on under a Python that the lock was made for, when this one is not; refuse when there is none."""
-    if not supported(sys.version_info):
+    if not supported(sys.version_info[:2]):
         for name in ("python3.13", "python3.12", "python3.11"):
             found = shutil.which(name)
-            if found and subprocess.run([found, "-c", "pass"], check=False, capture_output=True).returncode == 0:
+            if (
+                found
+                and subprocess.run([found, "-c", "pass"], check=False, capture_output=True).returncode == 0
+            ):
                 os.execv(found, [found, "-I", str(Path(__file__).resolve())])
         raise SetupError(
-            "Backstop needs Python 3.11, 3.12 or 3.13, and `python3` is %d.%d; on Debian 12: %s"
-            % (sys.version_info[0], sys.version_info[1], apt("python3 python3-venv"))
+            f"Backstop needs Python 3.11, 3.12 or 3.13, and `python3` is {sys.version_info[0]}."
+            f"{sys.version_info[1]}; on Debian 12: {apt('python3 python3-venv')}"
         )
     try:
         import ensurepip  # noqa: F401
@@ -78,7 +83,7 @@ def apt(packages: str) -> str:
     return f"{sudo}apt-get install -y --no-install-recommends {packages}"
 
 
-def java_candidates() -> List[Path]:
+def java_candidates() -> list[Path]:
     """Every java that may be there, the one that Spark would take first."""
     homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
     on_path = shutil.which("java")
@@ -95,7 +100,9 @@ def java_version(java: Path) -> int:
     """
     asked = subprocess.run(
         [str(java), "--add-modules", "jdk.incubator.vector", "-version"],
-        check=False, capture_output=True, text=True,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     found = re.search(r'version "(\d+)', asked.stderr)
     return int(found.group(1)) if asked.returncode == 0 and found else 0
@@ -107,17 +114,19 @@ def find_java() -> Path:
     for java in candidates:
         if java_version(java) >= 17:
             return java.parents[1]
-    seen = " (found only %s)" % ", ".join(str(java) for java in candidates) if candidates else ""
+    seen = f" (found only {', '.join(map(str, candidates))})" if candidates else ""
     raise SetupError(
-        f"Spark needs a full Java 17 or newer and there is none{seen}; on Debian: {apt('openjdk-17-jre-headless')}"
+        f"Spark needs a full Java 17 or newer and there is none{seen}; "
+        f"on Debian: {apt('openjdk-17-jre-headless')}"
     )
 
 
 # -- registries, as this user has set them up ------------------------------------------------------------
 
 
-def uv_environment(pip_settings: Dict[str, str]) -> Dict[str, str]:
-    """The environment for uv, which does not read pip's settings: index, certificates and proxy are handed over."""
+def uv_environment(pip_settings: dict[str, str]) -> dict[str, str]:
+    """The environment for uv, which does not read pip's settings: index, certificates and proxy are handed
+    over."""
     env = dict(os.environ, UV_PYTHON_DOWNLOADS="never")
     env.pop("VIRTUAL_ENV", None)
     handed_over = {
@@ -130,7 +139,9 @@ def uv_environment(pip_settings: Dict[str, str]) -> Dict[str, str]:
     for setting, (variable, instead) in handed_over.items():
         if setting in pip_settings and not any(name in env for name in (variable, *instead)):
             env[variable] = " ".join(pip_settings[setting].split())
-    links = [link for link in pip_settings.get("find-links", "").split() if "://" in link or os.path.isdir(link)]
+    links = [
+        link for link in pip_settings.get("find-links", "").split() if "://" in link or os.path.isdir(link)
+    ]
     if links:
         env.setdefault("UV_FIND_LINKS", ",".join(links))
     env.setdefault("UV_HTTP_TIMEOUT", "180")
@@ -139,19 +150,21 @@ def uv_environment(pip_settings: Dict[str, str]) -> Dict[str, str]:
     return env
 
 
-def read_pip_settings(python: Path) -> Dict[str, str]:
+def read_pip_settings(python: Path) -> dict[str, str]:
     """What `pip config list` says, the more specific place winning: global, install, environment."""
-    listed = subprocess.run([str(python), "-m", "pip", "config", "list"], check=False, capture_output=True, text=True)
-    settings: Dict[str, str] = {}
+    listed = subprocess.run(
+        [str(python), "-m", "pip", "config", "list"], check=False, capture_output=True, text=True
+    )
+    settings: dict[str, str] = {}
     for place in ("global.", "install.", ":env:."):
         for line in listed.stdout.splitlines():
             name, _, value = line.partition("=")
             if name.startswith(place):
-                settings[name[len(place):]] = value.strip("'\"").replace("\\n", " ")
+                settings[name[len(place) :]] = value.strip("'\"").replace("\\n", " ")
     return settings
 
 
-def maven_mirror() -> Optional[str]:
+def maven_mirror() -> str | None:
     """The address that the user's Maven settings put in place of the central repository, if any."""
     settings = Path.home() / ".m2" / "settings.xml"
     if not settings.is_file():
@@ -168,17 +181,26 @@ def maven_mirror() -> Optional[str]:
 # -- the steps -------------------------------------------------------------------------------------------
 
 
-def run(arguments: List[str], env: Optional[Dict[str, str]] = None, cwd: Path = ROOT) -> None:
+def run(arguments: list[str], env: dict[str, str] | None = None, cwd: Path = ROOT) -> None:
     """Run one command; its output is shown only when it fails."""
     try:
         done = subprocess.run(
-            arguments, check=False, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=DOWNLOAD_SECONDS,
+            arguments,
+            check=False,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=DOWNLOAD_SECONDS,
         )
     except subprocess.TimeoutExpired as timed_out:
         raise SetupError(f"`{arguments[0]}` did not end within {DOWNLOAD_SECONDS} s") from timed_out
     if done.returncode != 0:
-        raise SetupError(f"`{' '.join(arguments[:4])} ...` failed:\n" + "\n".join(done.stdout.splitlines()[-15:]))
+        raise SetupError(
+            f"`{' '.join(arguments[:4])} ...` failed:\n" + "\n".join(done.stdout.splitlines()[-15:])
+        )
 
 
 def retried(what: str, attempt: Callable[[], None]) -> None:
@@ -219,12 +241,14 @@ def sync_environment() -> None:
     env = uv_environment(read_pip_settings(UV_ENV / "bin" / "python"))
     uv = str(UV_ENV / "bin" / "uv")
     python = VENV / "bin" / "python"
-    kept = python.exists() and json.loads(MARKER.read_text())["root"] == str(ROOT) if MARKER.exists() else False
     MARKER.unlink(missing_ok=True)
-    if not kept and python.exists():
+    kept = False
+    if python.exists():  # at this very place, and of this Python? An environment that was moved is made anew
         asked = subprocess.run(
             [str(python), "-c", "import sys; print(sys.prefix, *sys.version_info[:2])"],
-            check=False, capture_output=True, text=True,
+            check=False,
+            capture_output=True,
+            text=True,
         )
         kept = asked.stdout.split() == [str(VENV), *map(str, sys.version_info[:2])]
     if not kept:
@@ -243,15 +267,15 @@ def has_driver(jar: Path) -> bool:
 
 
 def fetch_driver(java_home: Path) -> None:
-    """The PostgreSQL JDBC driver, once, from the local Maven repository, through Spark, or through Maven."""
+    """The PostgreSQL JDBC driver, once: from the local Maven repository, through Spark, or through Maven."""
     if has_driver(JDBC_JAR):
         return
     JDBC_JAR.parent.mkdir(parents=True, exist_ok=True)
     in_maven = Path.home() / ".m2/repository/org/postgresql/postgresql" / JDBC_VERSION / JDBC_JAR.name
     if has_driver(in_maven):
-        return keep_driver(in_maven)
-    retried("Fetching the JDBC driver", lambda: download_driver(java_home))
-    return None
+        keep_driver(in_maven)
+    else:
+        retried("Fetching the JDBC driver", lambda: download_driver(java_home))
 
 
 def download_driver(java_home: Path) -> None:
@@ -275,7 +299,7 @@ def keep_driver(found: Path) -> None:
     partial.replace(JDBC_JAR)
 
 
-def resolve_by_spark(folder: Path, java_home: Path) -> Optional[Path]:
+def resolve_by_spark(folder: Path, java_home: Path) -> Path | None:
     """Spark's own `--packages` needs no Maven; its caches go to our folder, so that no home is needed."""
     program = folder / "nothing.py"
     program.write_text("")
@@ -287,31 +311,52 @@ def resolve_by_spark(folder: Path, java_home: Path) -> Optional[Path]:
         env.setdefault("DEFAULT_ARTIFACT_REPOSITORY", mirror)
     with contextlib.suppress(SetupError):
         run(
-            [str(VENV / "bin" / "spark-submit"), "--master", "local[1]", "--packages", JDBC_COORDINATE,
-             "--conf", f"spark.jars.ivy={folder}/ivy", "--conf", "spark.ui.enabled=false", str(program)],
-            env, folder,
+            [
+                str(VENV / "bin" / "spark-submit"),
+                "--master",
+                "local[1]",
+                "--packages",
+                JDBC_COORDINATE,
+                "--conf",
+                f"spark.jars.ivy={folder}/ivy",
+                "--conf",
+                "spark.ui.enabled=false",
+                str(program),
+            ],
+            env,
+            folder,
         )
     return next(folder.glob(f"ivy/jars/*postgresql-{JDBC_VERSION}.jar"), None)
 
 
-def resolve_by_maven(folder: Path) -> Optional[Path]:
+def resolve_by_maven(folder: Path) -> Path | None:
     """Maven knows mirrors with a login, which Spark's resolver does not."""
     with contextlib.suppress(SetupError):
-        run(["mvn", "-q", "-B", "dependency:get", f"-Dartifact={JDBC_COORDINATE}", "-Dtransitive=false",
-             f"-Dmaven.repo.local={folder}/m2"])
+        run(
+            [
+                "mvn",
+                "-q",
+                "-B",
+                "dependency:get",
+                f"-Dartifact={JDBC_COORDINATE}",
+                "-Dtransitive=false",
+                f"-Dmaven.repo.local={folder}/m2",
+            ]
+        )
     return next(folder.glob(f"m2/org/postgresql/postgresql/*/{JDBC_JAR.name}"), None)
 
 
 # -- the whole -------------------------------------------------------------------------------------------
 
 
-def fingerprint() -> Dict[str, str]:
+def fingerprint() -> dict[str, str]:
     digest = hashlib.sha256(LOCK.read_bytes() + Path(__file__).read_bytes()).hexdigest()
     return {"lock": digest, "root": str(ROOT)}
 
 
 def already_done() -> bool:
-    """Whether a finished set-up for this lock, at this place, is there with its interpreter, Java and driver."""
+    """Whether a finished set-up for this lock, at this place, is there with its interpreter, Java and
+    driver."""
     return (
         MARKER.exists()
         and json.loads(MARKER.read_text()) == fingerprint()

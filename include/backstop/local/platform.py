@@ -1,0 +1,248 @@
+"""One embedded system over one folder: PostgreSQL with its databases, Valkey, Airflow, and their addresses.
+
+Ports and passwords are kept in `state.json` (0600), so that stopping and starting again loses nothing. Run
+as a module it is `make up`, `make down` and `make status`.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import secrets
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from backstop.errors import BackstopError, ConfigurationError
+from backstop.local.airflow import Airflow
+from backstop.local.ports import LOOPBACK, free_port, is_taken
+from backstop.local.postgres import Postgres
+from backstop.local.private_file import write_private
+from backstop.local.valkey import Valkey
+
+PROJECT = Path(__file__).resolve().parents[3]
+PACKAGE = Path(__file__).resolve().parents[1]
+DEFAULT_ROOT = PROJECT / "build" / "platform"
+AIRFLOW_DATABASE = "airflow"
+BACKSTOP_DATABASES = ("control", "producer_a", "producer_b", "consumer_billing", "consumer_shipping")
+SERVERS = ("postgres", "valkey", "airflow")
+
+
+def prepare(platform: "Platform") -> None:
+    """Make the running databases ready for Backstop, before Airflow starts: schemas, roles, the broker's
+    groups.
+
+    Called at every start, so what it does must be safe to do twice.
+    """
+
+
+@dataclass
+class State:
+    """What must be the same at the next start: a port for each server, a password for each database's
+    owner."""
+
+    ports: dict[str, int] = field(default_factory=dict)
+    passwords: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> "State":
+        state = cls(**json.loads(path.read_text())) if path.exists() else cls()
+        for server in SERVERS:
+            if state.ports.get(server) is None:
+                state.ports[server] = free_port()
+        for database in (AIRFLOW_DATABASE, *BACKSTOP_DATABASES):
+            state.passwords.setdefault(database, secrets.token_urlsafe(24))
+        return state
+
+    def save(self, path: Path) -> None:
+        write_private(path, json.dumps({"ports": self.ports, "passwords": self.passwords}, indent=2))
+
+
+class Platform:
+    """One embedded system; `start` it, or use it as a context manager (which starts everything, Airflow too).
+
+    `root` holds all its data. `config` is the backstop.yaml that every process of it reads. Only one
+    process may
+    run a platform over a root: a second `start` raises ConfigurationError.
+    """
+
+    def __init__(self, root: Path, config: Path | None = None) -> None:
+        self.root = root.resolve()
+        self.config = (config or PROJECT / "backstop.yaml").resolve()
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._turn: IO[str] | None = None
+        self._load()
+
+    def _load(self) -> None:
+        self._state = State.load(self.root / "state.json")
+        ports = self._state.ports
+        self.postgres = Postgres(self.root / "postgres", ports["postgres"])
+        self.valkey = Valkey(self.root / "valkey", ports["valkey"])
+        self.airflow = Airflow(
+            self.root / "airflow",
+            carried_folder("dags"),
+            carried_folder("plugins"),
+            self.dsn(AIRFLOW_DATABASE),
+            {},
+            ports["airflow"],
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, *, airflow: bool = True) -> None:
+        """Servers, databases and owners, `prepare`, then Airflow; on an error everything is stopped again."""
+        self._take_turn()
+        try:
+            self.end_leftovers()
+            self._move_from_taken_ports()
+            self._state.save(self.root / "state.json")
+            self.postgres.start()
+            for database, password in self._state.passwords.items():
+                self.postgres.create_role(database, password)
+                self.postgres.create_database(database, database)
+            self.valkey.start()
+            prepare(self)
+            if airflow:
+                self.airflow.env.update(self.environment())
+                self.airflow.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop in the order in which they use one another; nothing is deleted."""
+        try:
+            self.airflow.stop()
+            self.valkey.stop()
+            self.postgres.stop()
+        finally:
+            if self._turn is not None:
+                self._turn.close()  # the lock goes with it
+                self._turn = None
+
+    @property
+    def turn_file(self) -> Path:
+        """Locked while a platform over this root runs; holds the process id of who runs it."""
+        return self.root / "supervisor.pid"
+
+    def connections(self) -> dict[str, str]:
+        """Connection id -> URI: postgresql:// for the databases, redis:// for the broker. They hold
+        passwords."""
+        databases = {f"backstop_{name}": self.dsn(name) for name in BACKSTOP_DATABASES}
+        return {**databases, "backstop_broker": self.valkey.url()}
+
+    def dsn(self, database: str) -> str:
+        """The URI of one database as its owner."""
+        return self.postgres.dsn(database, self._state.passwords[database], database)
+
+    def environment(self) -> dict[str, str]:
+        """What every process that works for this platform needs: connections in Airflow's form, Spark, our
+        settings."""
+        bin_folder = Path(sys.executable).parent
+        environment = {
+            "BACKSTOP_CONFIG": str(self.config),
+            "PYTHONPATH": str(PACKAGE.parent),
+            # `spark-submit` must be this environment's, and its workers must take this interpreter.
+            "PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": LOOPBACK,
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
+                {"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}
+            ),
+            "AIRFLOW_CONN_BACKSTOP_BROKER": json.dumps(self._broker_connection()),
+        }
+        for name in BACKSTOP_DATABASES:
+            environment[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"] = json.dumps(self._database_connection(name))
+        jar = os.environ.get("BACKSTOP_JDBC_JAR") or next(
+            map(str, PROJECT.glob(".local/jars/postgresql-*.jar")), None
+        )
+        if jar is not None:
+            environment["BACKSTOP_JDBC_JAR"] = jar
+        java_home = PROJECT / ".local" / "java_home"
+        if java_home.exists():
+            environment["JAVA_HOME"] = java_home.read_text().strip()
+        return environment
+
+    def end_leftovers(self) -> None:
+        """End servers over this root that outlived their supervisor. Call it only when no supervisor is
+        alive."""
+        for server in (self.airflow, self.valkey, self.postgres):
+            server.end_leftovers()
+
+    def _database_connection(self, name: str) -> dict[str, Any]:
+        return {
+            "conn_type": "postgres",
+            "host": LOOPBACK,
+            "port": self.postgres.port,
+            "schema": name,
+            "login": name,
+            "password": self._state.passwords[name],
+        }
+
+    def _broker_connection(self) -> dict[str, Any]:
+        return {
+            "conn_type": "redis",
+            "host": LOOPBACK,
+            "port": self.valkey.port,
+            "password": self.valkey.password,
+            "extra": {"db": 0},
+        }
+
+    def _take_turn(self) -> None:
+        turn = self.turn_file.open("a+")
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            turn.close()
+            raise ConfigurationError(
+                f"A platform over {self.root} is already running.",
+                kept="It was not disturbed.",
+                next_step="Use it, or stop it with `make down`.",
+            ) from None
+        turn.truncate(0)
+        turn.write(str(os.getpid()))
+        turn.flush()
+        self._turn = turn
+
+    def _move_from_taken_ports(self) -> None:
+        """Another program may have taken a port while we were down; whoever asks later gets the new one."""
+        taken = [server for server in SERVERS if is_taken(self._state.ports[server])]
+        for server in taken:
+            self._state.ports[server] = free_port()
+        if taken:
+            self._state.save(self.root / "state.json")
+            self._load()
+
+
+def carried_folder(name: str) -> Path:
+    """`dags` or `plugins`: from the source tree, or from inside the installed package."""
+    return PROJECT / name if (PROJECT / name).is_dir() else PACKAGE / name
+
+
+def main(arguments: list[str] | None = None) -> int:
+    from backstop.local import supervise
+
+    parser = argparse.ArgumentParser(prog="python -m backstop.local.platform", description=__doc__)
+    parser.add_argument("what", choices=sorted(supervise.ACTIONS))
+    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="where its data lies")
+    parser.add_argument("--config", type=Path, default=None, help="the backstop.yaml that it reads")
+    asked = parser.parse_args(arguments)
+    try:
+        return supervise.ACTIONS[asked.what](asked.root.resolve(), asked.config)
+    except BackstopError as refused:
+        print(refused, file=sys.stderr)
+        return refused.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,325 @@
+"""The embedded platform: durable, on the loopback only, its secrets private, and gone when it is stopped."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg2
+import pytest
+import redis
+
+from backstop.errors import ConfigurationError
+from backstop.local import platform as platform_module
+from backstop.local.airflow import Airflow
+from backstop.local.child import descendants, is_alive
+from backstop.local.platform import BACKSTOP_DATABASES, Platform
+from backstop.local.postgres import Postgres
+from backstop.local.supervise import supervisor
+from backstop.local.valkey import Valkey
+
+HELLO = """
+from airflow.sdk import dag, task
+
+@dag(schedule=None)
+def hello():
+    @task
+    def greet():
+        import os
+        print("greeting", os.environ["GREETING"])
+    greet()
+
+hello()
+"""
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    running = Platform(tmp_path_factory.mktemp("platform"))
+    running.start(airflow=False)
+    yield running
+    running.stop()
+
+
+def read(dsn: str, query: str) -> list[tuple[object, ...]]:
+    connection = psycopg2.connect(dsn)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            return list(cursor.fetchall()) if cursor.description else []
+    finally:
+        connection.close()
+
+
+def listening_addresses(pid: int) -> set[str]:
+    """The local addresses, as the kernel writes them, on which a process or a child of it listens."""
+    inodes = set()
+    for member in (pid, *descendants(pid)):
+        for link in Path(f"/proc/{member}/fd").iterdir():
+            try:
+                target = os.readlink(link)
+            except FileNotFoundError:
+                continue  # a descriptor that was closed meanwhile listens to nothing
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and columns[9] in inodes:
+                found.add(columns[1].split(":")[0])
+    return found
+
+
+def command_lines() -> str:
+    """The command line of every process on the machine."""
+    lines = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return "\n".join(lines)
+
+
+LOOPBACK = "0100007F"
+
+
+def test_what_postgres_committed_survives_a_kill(postgres: Postgres) -> None:
+    dsn = postgres.admin_dsn()
+    read(dsn, "CREATE TABLE kept (n int); INSERT INTO kept SELECT generate_series(1, 1000)")
+    before = postgres.pid
+    assert before is not None
+    family = [before, *descendants(before)]
+    postgres.kill()
+    assert not any(is_alive(pid) for pid in family)
+    assert not postgres.running
+    postgres.start()
+    assert postgres.pid != before
+    assert read(dsn, "SELECT count(*), sum(n) FROM kept") == [(1000, 500500)]
+
+
+def test_an_orderly_stop_needs_no_recovery_at_the_next_start(postgres: Postgres) -> None:
+    postgres.stop()
+    log = postgres.directory / "server.log"
+    assert "database system is shut down" in log.read_text().splitlines()[-1]
+    before = len(log.read_text())
+    postgres.start()
+    assert "was not properly shut down" not in log.read_text()[before:]
+
+
+def test_postgres_is_durable_and_asks_for_a_scram_password(postgres: Postgres) -> None:
+    settings = "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'synchronous_commit', 'full_page_writes')"
+    assert {value for _, value in read(postgres.admin_dsn(), settings)} == {"on"}
+    rules = read(postgres.admin_dsn(), "SELECT DISTINCT auth_method FROM pg_hba_file_rules")
+    assert rules == [("scram-sha-256",)]
+    with pytest.raises(psycopg2.OperationalError, match="password"):
+        psycopg2.connect(postgres.dsn("backstop", "wrong", "postgres"))
+
+
+def test_postgres_does_not_run_as_root_and_has_no_unix_socket(postgres: Postgres) -> None:
+    assert postgres.pid is not None
+    status = Path(f"/proc/{postgres.pid}/status").read_text()
+    capabilities = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
+    user_namespace = os.readlink(f"/proc/{postgres.pid}/ns/user")
+    assert int(capabilities, 16) == 0 or user_namespace != os.readlink("/proc/self/ns/user")
+    assert read(postgres.admin_dsn(), "SHOW unix_socket_directories") == [("",)]
+    assert read(postgres.admin_dsn(), "SHOW listen_addresses") == [("127.0.0.1",)]
+
+
+def test_a_database_is_open_to_its_owner_only(postgres: Postgres) -> None:
+    password = postgres.create_role("ann")
+    postgres.create_database("anns", owner="ann")
+    postgres.create_database("anns", owner="ann")  # a second time changes nothing
+    read(postgres.dsn("ann", password, "anns"), "CREATE TABLE t (n int)")
+    other = postgres.create_role("bob")
+    with pytest.raises(psycopg2.OperationalError, match="permission denied"):
+        psycopg2.connect(postgres.dsn("bob", other, "anns"))
+
+
+def test_a_server_that_outlived_its_supervisor_is_ended_before_the_next_start(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys\n"
+        "from backstop.local.postgres import Postgres\n"
+        "server = Postgres(pathlib.Path(sys.argv[1])); server.start()\n"
+        "print(server.pid, flush=True); os._exit(0)\n"
+    )
+    left = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "pg")], check=True, capture_output=True, text=True
+    )
+    leftover = int(left.stdout)
+    assert is_alive(leftover)
+    with Postgres(tmp_path / "pg") as server:
+        assert not is_alive(leftover)
+        assert read(server.admin_dsn(), "SELECT 1") == [(1,)]
+
+
+def test_what_valkey_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+    with Valkey(tmp_path / "valkey") as server:
+        with redis.Redis.from_url(server.url()) as client:
+            ids = [client.xadd("queue", {"n": n}) for n in range(500)]
+        server.kill()
+        server.start()
+        with redis.Redis.from_url(server.url()) as client:
+            assert [entry for entry, _ in client.xrange("queue")] == ids
+            settings = client.config_get("maxmemory-policy", "appendfsync", "appendonly")
+            assert settings == {
+                "maxmemory-policy": "noeviction",
+                "appendfsync": "always",
+                "appendonly": "yes",
+            }
+        with redis.Redis(port=server.port) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+
+
+def test_servers_listen_on_the_loopback_only(platform: Platform) -> None:
+    for server in (platform.postgres, platform.valkey):
+        assert server.pid is not None
+        assert listening_addresses(server.pid) == {LOOPBACK}
+
+
+def test_every_file_that_holds_a_secret_is_private(platform: Platform) -> None:
+    found = secrets_of(platform)
+    holders = []
+    for path in platform.root.rglob("*"):
+        if path.is_file() and any(secret.encode() in path.read_bytes() for secret in found):
+            holders.append(path.name)
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert {"state.json", "superuser.password", "valkey.password", "valkey.conf"} <= set(holders)
+    assert not [name for name in holders if name.endswith(".log")]
+
+
+def test_no_secret_is_on_any_command_line(platform: Platform) -> None:
+    seen = command_lines()
+    assert str(platform.root) in seen  # the servers are among what was looked at
+    assert not [secret for secret in secrets_of(platform) if secret in seen]
+
+
+def secrets_of(platform: Platform) -> set[str]:
+    state = json.loads((platform.root / "state.json").read_text())
+    superuser = (platform.root / "postgres" / "superuser.password").read_text()
+    return {*state["passwords"].values(), superuser, platform.valkey.password}
+
+
+def test_every_connection_reaches_its_own_database(platform: Platform) -> None:
+    connections = platform.connections()
+    for name in BACKSTOP_DATABASES:
+        asked = read(connections[f"backstop_{name}"], "SELECT current_database(), current_user")
+        assert asked == [(name, name)]
+        carried = json.loads(platform.environment()[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"])
+        address = f":{carried['password']}@{carried['host']}:{carried['port']}/{carried['schema']}"
+        assert connections[f"backstop_{name}"].endswith(address)
+    with redis.Redis.from_url(connections["backstop_broker"]) as client:
+        assert client.ping()
+
+
+def test_a_second_platform_over_the_same_root_is_refused_and_disturbs_nothing(platform: Platform) -> None:
+    before = platform.postgres.pid
+    with pytest.raises(ConfigurationError, match="already running"):
+        Platform(platform.root).start(airflow=False)
+    assert platform.postgres.pid == before
+    assert read(platform.dsn("control"), "SELECT 1") == [(1,)]
+
+
+def test_stopping_and_starting_again_loses_nothing_even_when_a_port_was_taken(tmp_path: Path) -> None:
+    first = Platform(tmp_path)
+    first.start(airflow=False)
+    read(first.dsn("producer_a"), "CREATE TABLE business (n int); INSERT INTO business VALUES (7)")
+    with redis.Redis.from_url(first.connections()["backstop_broker"]) as client:
+        client.set("kept", "yes")
+    first.stop()
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        squatter.bind(("127.0.0.1", first.postgres.port))
+        squatter.listen()
+        second = Platform(tmp_path)
+        second.start(airflow=False)
+    try:
+        assert second.postgres.port != first.postgres.port
+        assert second.valkey.port == first.valkey.port
+        assert read(second.dsn("producer_a"), "SELECT n FROM business") == [(7,)]
+        with redis.Redis.from_url(second.connections()["backstop_broker"]) as client:
+            assert client.get("kept") == b"yes"
+    finally:
+        second.stop()
+
+
+def test_airflow_runs_a_dag_for_the_generated_login_and_leaves_no_process(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    dags, plugins = tmp_path / "dags", tmp_path / "plugins"
+    dags.mkdir()
+    plugins.mkdir()
+    (dags / "hello.py").write_text(HELLO)
+    password = postgres.create_role("airflow")
+    postgres.create_database("airflow", owner="airflow")
+    dsn = postgres.dsn("airflow", password, "airflow")
+    airflow = Airflow(tmp_path / "home", dags, plugins, dsn, {"GREETING": "the-value"})
+    with airflow:
+        assert airflow.ready
+        own = [child for child in descendants(os.getpid()) if is_alive(child)]
+        assert set().union(*(listening_addresses(pid) for pid in own)) == {LOOPBACK}
+        kept_secrets = json.loads((airflow.home / "secrets.json").read_text()).values()
+        assert not [
+            secret for secret in (password, airflow.password, *kept_secrets) if secret in command_lines()
+        ]
+        airflow.api.unpause("hello")
+        run = airflow.api.trigger("hello")
+        assert airflow.api.wait("hello", run, 120) == "success"
+        assert [(task["task_id"], task["state"]) for task in airflow.api.task_instances("hello", run)] == [
+            ("greet", "success")
+        ]
+        assert "greeting the-value" in airflow.api.task_log("hello", run, "greet")
+        assert airflow.api.import_errors() == []
+        running = [
+            pid for pid in descendants(os.getpid()) if b"airflow" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        assert len(running) >= 3
+    assert not [
+        pid for pid in running if is_alive(pid) and "postgres" not in Path(f"/proc/{pid}/comm").read_text()
+    ]
+    assert not (tmp_path / "home" / "standalone_admin_password.txt").exists()
+    for name in ("secrets.json", "passwords.json"):
+        assert stat.S_IMODE((airflow.home / name).stat().st_mode) == 0o600
+
+
+def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_killed(tmp_path: Path) -> None:
+    def command(what: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", platform_module.__name__, what, "--root", str(tmp_path)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    assert command("status").returncode == 3
+    up = command("up")
+    assert up.returncode == 0, up.stderr
+    assert "admin / " in up.stdout
+    assert "http://127.0.0.1:" in up.stdout
+    pid = supervisor(tmp_path)
+    assert pid is not None
+    family = [pid, *descendants(pid)]
+    assert command("up").returncode == 0
+    assert supervisor(tmp_path) == pid
+    assert command("down").returncode == 0
+    assert not [member for member in family if is_alive(member)]
+    assert command("up").returncode == 0
+    killed = supervisor(tmp_path)
+    assert killed is not None
+    family = descendants(killed)
+    os.kill(killed, signal.SIGKILL)
+    assert command("down").returncode == 0
+    assert not [member for member in family if is_alive(member)]
