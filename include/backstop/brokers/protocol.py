@@ -1,0 +1,192 @@
+"""What Backstop asks of a broker, and the flags by which brokers differ.
+
+Two protocols, because two different programs hold them: `Broker` (publish and look; duties and producers) and
+`Subscription` (receive; consumer loops). No caller may ask which kind of broker it is: only what it can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from types import TracebackType
+from typing import Protocol, Self
+
+from backstop.records import Message, Outcome, Position
+
+
+class ProgressMeans(StrEnum):
+    """What the broker's own idea of a group's progress counts."""
+
+    ACKNOWLEDGED = "acknowledged"
+    RECEIVED = "received"
+    LOGGED = "logged"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this broker can do; every difference between brokers that a caller may act on."""
+
+    has_offsets: bool
+    knows_queue_of_send: bool
+    has_first_and_next_offset: bool
+    has_time_at_offset: bool
+    has_epochs: bool
+    progress_means: ProgressMeans
+    has_retry_queues: bool
+    """Redeliveries wait in a queue of their own, whose depth `retry_pending` gives."""
+    has_retry_topic_per_group: bool
+    """A copy can be sent to one group alone (`publish(..., group=...)`)."""
+    redelivery_delay: timedelta | None
+    """After how long an unacknowledged message comes back; null: not before a rebalance or a restart."""
+    delivery_limit: int | None
+    """Deliveries of one message to one group before it is dead-lettered; null: unlimited."""
+    settles_dead_letters_atomically: bool
+    gives_dead_letter_cause: bool
+    can_delay_redelivery: bool
+    """A message handed back can come again later without spending a delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """How one publish ended. SENT has a position where the broker tells one; the others have an error text."""
+
+    outcome: Outcome
+    position: Position | None = None
+    broker_message_id: str | None = None
+    error: str | None = None
+    refused_for_good: bool = False
+    """Asking again cannot help: too large, no such topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """One queue of a topic: its life, the first offset still stored and the next one to be stored."""
+
+    queue_id: int
+    epoch: str
+    first_offset: int | None
+    next_offset: int
+    read_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPosition:
+    """How far a group has got in one queue, by what the broker knows.
+
+    `next_offset`: the first offset not yet passed (lowest unacknowledged, else next to deliver).
+    `passed_until`: every message stored before this instant has been passed in this queue: the time of the message at
+    `next_offset`, or the instant just before the look if there is none.
+    """
+
+    queue_id: int
+    epoch: str
+    next_offset: int
+    passed_until: datetime
+    pending: int
+    """Messages delivered and not yet acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRef:
+    """One entry of a dead-letter queue, as evidence: ids only. `message_id` is null when the entry carries none."""
+
+    group: str | None
+    topic: str | None
+    message_id: str | None
+    broker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `backstop check`: is what the policy relies on really so?"""
+
+    subject: str
+    good: bool
+    says: str
+    do: str = ""
+
+
+class Broker(Protocol):
+    """Publishing, and looking. Every look raises BrokerUnavailable rather than answer with less than everything."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def clock(self) -> datetime:
+        """The broker's own time, by which `passed_until` is told."""
+        ...
+
+    def publish(self, messages: Sequence[Message], *, group: str | None = None) -> list[Receipt]:
+        """Sends a batch and returns one receipt a message, in order; never raises for the fate of a message.
+
+        The client's own retries are off. After a lost connection every message without an answer is UNKNOWN.
+        `group` sends to that group's own retry topic (capability has_retry_topic_per_group).
+        """
+        ...
+
+    def queues(self, topic: str) -> list[QueueState]:
+        """Every queue of the topic itself; retry, delay and dead-letter queues never count."""
+        ...
+
+    def progress(self, topic: str, group: str) -> list[GroupPosition]:
+        """One row for every queue of the topic; a queue that never stored anything counts as passed."""
+        ...
+
+    def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
+        """For each queue: every message stored before this instant lies below the given offset: the time of the first
+        message at or above it, or the instant just before the look if there is none (capability has_time_at_offset)."""
+        ...
+
+    def retry_pending(self, topic: str, group: str) -> int:
+        """Messages that wait for this group outside the topic's own queues."""
+        ...
+
+    def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
+        """The group's dead-letter queue, from its beginning to the end it has at the call, nothing removed."""
+        ...
+
+    def durability(self, topics: Sequence[str]) -> list[Finding]:
+        """What the broker promises to keep across a crash, measured against what Backstop relies on."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One message in a consumer's hands. `position` is the original one, also for a redelivery."""
+
+    message: Message
+    position: Position | None
+    broker_id: str
+    deliveries: int
+    """How often the broker has handed this message to the group, this time included (1 for the first)."""
+
+
+class Subscription(Protocol):
+    """One consumer of a group. Not shared between threads."""
+
+    def fetch(self, limit: int, wait: timedelta) -> list[Received]:
+        """Up to `limit` messages, redeliveries first; waits at most `wait` for the first one."""
+        ...
+
+    def acknowledge(self, received: Sequence[Received]) -> None:
+        """The group is done with these; idempotent."""
+        ...
+
+    def hand_back(self, received: Received, *, after: timedelta, counts: bool) -> None:
+        """Comes again no sooner than `after`. `counts=False` does not spend a delivery (capability
+        can_delay_redelivery); `counts=True` is a failure, which the delivery limit counts."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the group's unacknowledged messages to the broker's redelivery."""
+        ...

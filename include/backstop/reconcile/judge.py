@@ -1,0 +1,171 @@
+"""Judges every due delivery in Spark and stages the answers: read, look, look up, decide, stage.
+
+    stubs, attempts | progress | offsets, retry depth | logs | log floors, dead letters  ->  verdict.sql  ->  staging
+
+The order of reading is what makes the rule safe while messages flow; each bar is a read that ended before the next began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import StoreUnavailable
+from backstop.named_sql import load
+from backstop.reconcile import record
+from backstop.reconcile.lookup import with_logs
+from backstop.reconcile.quarantine import quarantine_logs, quarantine_stubs
+from backstop.reconcile.read import ddl, read_due
+from backstop.reconcile.stage import STAGED_STUB, STAGED_VERDICT, stage_frame
+from backstop.records import Counts
+from backstop.runs.run import Run, begin_stage, hold
+from backstop.stores.protocol import Scope
+from backstop.verdicts import frames, look
+from backstop.verdicts.sources import Sources
+
+_VERDICTS = load("backstop.verdicts", "queries.sql")
+_SQL = load("backstop.reconcile", "queries.sql")
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds of each phase, by name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=monotonic)
+
+    def end(self, name: str) -> None:
+        """The phase that just ended was `name`."""
+        now = monotonic()
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._since, 3)
+        self._since = now
+
+
+def judge(
+    spark: SparkSession, settings: Settings, connections: Connections, control: Any, run: Run, scope: Scope,
+    *, say: Callable[[str], None] = lambda _: None,
+) -> Counts:  # fmt: skip
+    """Stages verdicts, stub outcomes and counts of everything due at `run.as_of`; returns the counts by verdict.
+
+    Every write holds the run's token; a judge that was taken over raises RunLost. What did not answer is in the table
+    `staged_read` as incomplete, and the deliveries that need it are UNKNOWN.
+    """
+    phases, counts = Phases(), Counts()
+    stage = begin_stage(control, run)
+    partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
+    with Sources(settings, connections) as sources:
+        due = read_due(spark, settings, sources, run.as_of, scope, partitions)
+        stubs, broken = quarantine_stubs(due.stubs, settings, control, run)
+        phases.end("read")
+        say("read")
+
+        _view(stubs, "stub")
+        topics = {row["topic"] for row in stubs.select("topic").distinct().collect()}
+        with control, control.cursor() as cursor:
+            looks = look.look_at_groups(sources, cursor, run.as_of, topics)
+            look.look_at_shards(looks, sources, cursor, due.shards)
+            hold(cursor, run)
+            record.record_looks(cursor, run, looks)
+        _rows(spark, "policy", frames.POLICY, frames.policy_rows(settings, topics))
+        _rows(spark, "group_tag", frames.GROUP_TAG, frames.group_tag_rows(settings))
+        _rows(spark, "start_offset", frames.START_OFFSET, frames.start_offset_rows(settings))
+        phases.end("look")
+        say("look")
+
+        owed = spark.sql(frames.portable_sql("deliveries"))
+        deliveries = with_logs(owed, settings, connections).localCheckpoint(eager=True)
+        look.look_after_logs(looks, sources)
+        quarantine_logs(deliveries, settings, control, run)
+        phases.end("lookup")
+        say("lookup")
+
+        with control, control.cursor() as cursor:
+            cursor.execute(_VERDICTS["every_decision"], {"topics": sorted(topics)})
+            decisions = [dict(zip(frames.DECISION, row, strict=True)) for row in cursor.fetchall()]
+        _view(deliveries, "delivery")
+        _view(due.attempts, "attempt")
+        _rows(spark, "instant", frames.INSTANT, [{"as_of": frames.micros(run.as_of)}])
+        _rows(spark, "group_state", frames.GROUP_STATE, looks.group_state_rows())
+        _rows(spark, "shard_state", frames.SHARD_STATE, looks.shard_state_rows())
+        _rows(spark, "progress", frames.PROGRESS, looks.progress_rows())
+        _rows(spark, "dead_letter", frames.DEAD_LETTER, looks.dead)
+        _rows(spark, "decision", frames.DECISION, decisions)
+        _rows(spark, "no_taker", frames.NO_TAKER, frames.no_taker_rows(settings))
+        judged = spark.sql(frames.portable_sql("verdict")).localCheckpoint(eager=True)
+        _view(judged, "judged")
+        phases.end("judge")
+        say("judge")
+
+        by_verdict = judged.groupBy("topic", "consumer_group", "verdict").agg(
+            f.count("*").alias("deliveries"),
+            f.sum(f.col("eligible").cast("bigint")).alias("eligible"),
+            f.sum(f.col("newly").cast("bigint")).alias("newly"),
+        ).collect()  # fmt: skip
+        kept = judged.where("verdict NOT IN ('CONFIRMED', 'WAITING') OR case_kind IS NOT NULL").withColumn(
+            "evidence", f.to_json(f.struct(*frames.EVIDENCE))
+        )
+        stage_frame(kept, "staged_verdict", STAGED_VERDICT, run.run_id, stage, settings, connections)
+        outcomes = spark.sql(frames.portable_sql("outcome")).select(*STAGED_STUB).union(broken.select(*STAGED_STUB))
+        read = stage_frame(outcomes, "staged_stub", STAGED_STUB, run.run_id, stage, settings, connections)
+        with control, control.cursor() as cursor:
+            hold(cursor, run)
+            for row in by_verdict:
+                cursor.execute(_SQL["stage_count"], {"run_id": run.run_id, "stage": stage, **row.asDict()})
+            subjects = {f"shard {name}": int(name in due.shards) for name in settings.producers}
+            for subject in sorted({*subjects, *sources.unreachable, *_unread(looks)}):
+                detail = sources.unreachable.get(subject) or _unread(looks).get(subject)
+                cursor.execute(_SQL["stage_read"], {
+                    "run_id": run.run_id, "stage": stage, "subject": subject, "rows_read": subjects.get(subject, 0),
+                    "complete": detail is None, "detail": detail,
+                })  # fmt: skip
+            phases.end("stage")
+            cursor.execute(_SQL["save_phases"], {"run_id": run.run_id, "phases": record.as_json(phases.seconds)})
+        say("stage")
+    counts.add("stubs_read", read)
+    for row in by_verdict:
+        counts.add("deliveries", row["deliveries"])
+        counts.add(row["verdict"].lower(), row["deliveries"])
+        counts.add("eligible", row["eligible"])
+    counts.add("unreachable", len(sources.unreachable))
+    return counts
+
+
+def _unread(looks: look.Looks) -> dict[str, str]:
+    """Evidence that answered, but not well enough to judge by: a clock that is off."""
+    problems: dict[str, str] = {}
+    for (topic, group), seen in looks.groups.items():
+        if not seen.clock_good and topic in looks.queues:
+            problems[f"clock of group {group}"] = "the clocks of its store, its broker and the control database differ"
+    for shard, (clock_good, _) in looks.shards.items():
+        if not clock_good:
+            problems[f"clock of shard {shard}"] = "its clock and the control database's differ"
+    return problems
+
+
+def require_all_reachable(control: Any, run: Run) -> None:
+    """Raises StoreUnavailable when this run could not judge everything: it ends red, what it judged stays valid."""
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["incomplete_reads"], {"run_id": run.run_id})
+        missed = [f"{subject} ({detail})" for subject, detail in cursor.fetchall()]
+    if missed:
+        raise StoreUnavailable(
+            f"Run {run.run_id} could not read everything: {'; '.join(missed)}.",
+            kept="What depends on it is UNKNOWN or unread, nothing of it is resent, and the rest was judged.",
+            next_step="Bring it back; the next run judges what is still due.",
+        )
+
+
+def _view(frame: DataFrame, name: str) -> None:
+    frame.createOrReplaceTempView(name)
+
+
+def _rows(spark: SparkSession, name: str, columns: frames.Columns, rows: list[frames.Row]) -> None:
+    data = [tuple(row[column] for column in columns) for row in rows]
+    _view(spark.createDataFrame(data, ddl(columns)), name)

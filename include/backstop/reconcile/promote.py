@@ -1,0 +1,207 @@
+"""Promotes a run whose checks passed: the control database first, then each shard; a crash in between is finished later.
+
+    control: verdicts, counts, requests, cases, alerts | shard by shard: status and next look | control: done
+
+Every step may be done twice. The shards are changed by compare-and-set on the status and send count that were judged, so
+that a promotion which comes late changes nothing that has moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+from backstop.cases.open import open_case
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import StoreUnavailable, Unavailable
+from backstop.named_sql import load
+from backstop.reconcile.blast_radius import Radius, too_wide
+from backstop.records import Counts, Key
+from backstop.resend.request import Ask, ask, route_for
+from backstop.runs.run import Run, hold
+from backstop.stores.protocol import StubOutcome
+from backstop.verdicts.sources import Sources
+
+_SQL = load("backstop.reconcile", "queries.sql")
+_FORGET_HISTORY = load("backstop.verdicts", "queries.sql")["forget_history"]
+_BATCH = 5_000
+Delivery = tuple[str, str]
+"""topic, consumer_group"""
+Member = tuple[str, str, str, str]
+"""shard, topic, message_id, consumer_group"""
+
+_SUMMARIES = {
+    "exhausted": "{n} deliveries of {topic} to {group} used up their sends: decide what becomes of them",
+    "mass_loss": "{n} deliveries of {topic} to {group} look lost at once: nothing was resent, a person must decide",
+    "new_epoch": "{topic} began a new life in the broker: older copies of {group} cannot be judged until it is accepted",
+    "backlog": "{n} deliveries of {topic} to {group} wait in the broker beyond the backlog horizon",
+    "unknown": "{n} deliveries of {topic} to {group} could not be judged for too long",
+    "overdue": "{n} deliveries of {topic} to {group} are not done beyond the overdue horizon",
+    "stalled": "{n} deliveries of {topic} to {group} were received and not finished; the group takes no duplicates",
+    "no_route": "{n} deliveries of {topic} to {group} cannot be resent without reaching a group that takes no duplicates",
+}
+_SEVERITY = {"mass_loss": "critical", "exhausted": "critical", "new_epoch": "critical"}
+
+
+def promote(settings: Settings, connections: Connections, control: Any, run: Run) -> Counts:
+    """Applies the run's staged answers; returns requests made, cases opened, stubs moved.
+
+    Raises RunLost when the run is not ours any more, StoreUnavailable when a shard could not be reached (what it missed is
+    finished by the next run).
+    """
+    counts = Counts()
+    with Sources(settings, connections) as sources:
+        for earlier in _half_promoted(control, run):
+            counts.add("finished_for_earlier_runs", _promote_shards(sources, control, *earlier))
+            with control, control.cursor() as cursor:
+                hold(cursor, run)
+                cursor.execute(_SQL["finish_promotion"], {"run_id": earlier[0]})
+        counts += _promote_control(settings, control, run)
+        counts.add("stubs_moved", _promote_shards(sources, control, run.run_id, run.as_of))
+        missed = dict(sources.unreachable)
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        if not missed:
+            cursor.execute(_SQL["promoted_staging"], {"run_id": run.run_id})
+        cursor.execute(_SQL["forget_staging"])
+        cursor.execute(_SQL["forget_staged_verdicts"])
+        for topic, group in _deliveries(settings):
+            cursor.execute(
+                _FORGET_HISTORY,
+                {"topic": topic, "group": group, "before": run.as_of - settings.policy_for(topic, group).progress_history},
+            )
+    if missed:
+        raise StoreUnavailable(
+            f"Run {run.run_id} could not promote {', '.join(sorted(missed))}.",
+            kept="Its verdicts, requests and cases are stored, and what its stubs should become is staged.",
+            next_step="Bring the database back; the next run finishes the promotion.",
+        )
+    return counts
+
+
+def _deliveries(settings: Settings) -> list[Delivery]:
+    return [(topic, group) for topic in settings.topics for group in settings.groups_of(topic)]
+
+
+def _promote_control(settings: Settings, control: Any, run: Run) -> Counts:
+    """One transaction, which holds the run's token: verdicts, counts, requests and cases appear together or not at all."""
+    counts = Counts()
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        cursor.execute(_SQL["promote_verdicts"], {"run_id": run.run_id})
+        cursor.execute(_SQL["promote_counts"], {"run_id": run.run_id})
+        held = _held_by_blast_radius(settings, cursor, run)
+        members: dict[tuple[str, str, str], list[Member]] = {}
+        asks: list[Ask] = []
+        cursor.execute(_SQL["eligible"], {"run_id": run.run_id})
+        for _, rows in groupby(cursor.fetchall(), key=lambda row: (row[1], row[2])):
+            ready, blocked = _decide_message(settings, held, list(rows))
+            asks.extend(ready)
+            for kind, member in blocked:
+                members.setdefault((kind, member[1], member[3]), []).append(member)
+        for batch in _batches(asks):
+            counts += ask(cursor, batch, run.run_id)
+        cursor.execute(_SQL["findings"], {"run_id": run.run_id})
+        for kind, topic, group, shard, message_id in cursor.fetchall():
+            members.setdefault((kind, topic, group), []).append((shard, topic, message_id, group))
+        for (kind, topic, group), who in members.items():
+            evidence: Mapping[str, object] = held.get((topic, group), {}) if kind == "mass_loss" else {}
+            open_case(
+                cursor, kind=kind, topic=topic, group=group, subject="", severity=_SEVERITY.get(kind, "warning"),
+                summary=_SUMMARIES[kind].format(n=len(who), topic=topic, group=group),
+                evidence=evidence, members=who, run_id=run.run_id,
+            )  # fmt: skip
+            counts.add("cases")
+            counts.add(f"case_{kind}", len(who))
+        cursor.execute(_SQL["begin_promotion"], {"run_id": run.run_id})
+    return counts
+
+
+def _held_by_blast_radius(settings: Settings, cursor: Any, run: Run) -> dict[Delivery, dict[str, object]]:
+    """The topics and groups of which nothing is sent, with the numbers that say why."""
+    pairs = _deliveries(settings)
+    policies = {pair: settings.policy_for(*pair) for pair in pairs}
+    cursor.execute(_SQL["blast"], {
+        "run_id": run.run_id, "as_of": run.as_of, "topics": [topic for topic, _ in pairs],
+        "groups": [group for _, group in pairs],
+        "seconds": [policies[pair].blast_window.total_seconds() for pair in pairs],
+    })  # fmt: skip
+    held: dict[Delivery, dict[str, object]] = {}
+    for topic, group, eligible, asked_before, newly_confirmed in cursor.fetchall():
+        policy = policies[topic, group]
+        radius = Radius(eligible + asked_before, int(newly_confirmed))
+        if too_wide(radius, policy.blast_share, policy.blast_floor):
+            held[topic, group] = {
+                "eligible": radius.eligible, "newly_confirmed": radius.newly_confirmed,
+                "share": round(radius.share, 4), "allowed_share": policy.blast_share, "floor": policy.blast_floor,
+                "window_seconds": policy.blast_window.total_seconds(),
+            }  # fmt: skip
+    return held
+
+
+def _decide_message(
+    settings: Settings, held: Mapping[Delivery, object], rows: Sequence[tuple[Any, ...]]
+) -> tuple[list[Ask], list[tuple[str, Member]]]:
+    """One message's eligible deliveries -> at most one request, and the deliveries that a person must look at."""
+    shard, topic, message_id, send_count = rows[0][:4]
+    blocked: list[tuple[str, Member]] = []
+    wanted: dict[str, str] = {}
+    for row in rows:
+        group = row[6]
+        if (topic, group) in held:
+            blocked.append(("mass_loss", (shard, topic, message_id, group)))
+        else:
+            wanted[group] = row[4]
+    if settings.topics[topic].mode != "repair" or not wanted:
+        return [], blocked
+    verdicts: dict[str, str] = {row[6]: row[5] for row in rows}
+    for row in rows:
+        verdicts.update(row[7])
+    route = route_for(settings, topic, frozenset(wanted), verdicts)
+    if route is None:
+        return [], blocked + [("no_route", (shard, topic, message_id, group)) for group in wanted]
+    everybody = set(wanted) == set(settings.groups_of(topic))
+    reasons = ", ".join(sorted(set(wanted.values())))
+    request = Ask(
+        shard=shard, topic=topic, message_id=message_id, send_number=send_count + 1,
+        groups=None if everybody and route == "topic" else tuple(sorted(wanted)), reason=reasons,
+        requested_by="reconcile", route=route,
+    )  # fmt: skip
+    return [request], blocked
+
+
+def _batches(asks: list[Ask]) -> Iterator[list[Ask]]:
+    rest = iter(asks)
+    while batch := list(islice(rest, _BATCH)):
+        yield batch
+
+
+def _half_promoted(control: Any, run: Run) -> list[tuple[int, Any]]:
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        cursor.execute(_SQL["half_promoted"], {"run_id": run.run_id})
+        return [(run_id, as_of) for run_id, as_of, dry_run in cursor.fetchall() if not dry_run]
+
+
+def _promote_shards(sources: Sources, control: Any, run_id: int, as_of: Any) -> int:
+    """Moves the stubs of every reachable shard; what is left in staging is what is still to do."""
+    moved = 0
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["staged_shards"], {"run_id": run_id})
+        shards = [name for (name,) in cursor.fetchall()]
+    for name in shards:
+        try:
+            with control, control.cursor(name="staged") as rows:
+                rows.itersize = 10_000
+                rows.execute(_SQL["staged_stubs"], {"run_id": run_id, "shard": name})
+                while chunk := rows.fetchmany(10_000):
+                    outcomes = [StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk]
+                    moved += sources.shard(name).promote(outcomes, as_of)
+            with control, control.cursor() as cursor:
+                cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
+        except Unavailable as error:
+            sources.missed(f"shard {name}", error)
+    return moved
+

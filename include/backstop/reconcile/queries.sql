@@ -1,0 +1,137 @@
+-- Named queries on the control database: staging and promotion.
+
+-- name: stage_count: how many deliveries of a topic and group got a verdict
+INSERT INTO staged_count (run_id, stage, topic, consumer_group, verdict, deliveries, eligible, newly)
+VALUES (%(run_id)s, %(stage)s, %(topic)s, %(consumer_group)s, %(verdict)s, %(deliveries)s, %(eligible)s, %(newly)s);
+
+-- name: stage_read: whether a store or broker was read whole
+INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, detail)
+VALUES (%(run_id)s, %(stage)s, %(subject)s, %(rows_read)s, %(complete)s, %(detail)s);
+
+-- name: incomplete_reads: what the run could not read
+SELECT r.subject, coalesce(r.detail, 'no reason given')
+FROM staged_read r JOIN run ON run.run_id = r.run_id AND run.stage = r.stage
+WHERE r.run_id = %(run_id)s AND NOT r.complete
+ORDER BY r.subject;
+
+-- name: save_phases: seconds of each phase, added to those of phases before
+UPDATE run SET phases = phases || %(phases)s::jsonb WHERE run_id = %(run_id)s;
+
+-- name: quarantine: broken rows, once for each (store, row, reason)
+INSERT INTO quarantine (store, row_key, reason, topic, message_id, consumer_group, first_run_id) VALUES %s
+ON CONFLICT (store, row_key, reason) DO UPDATE SET last_seen_at = clock_timestamp();
+
+-- name: promote_verdicts: what the run found of deliveries that are neither CONFIRMED nor WAITING
+INSERT INTO verdict (run_id, shard, topic, message_id, consumer_group, verdict, reason, eligible, send_count, case_kind,
+    next_look_at, evidence)
+SELECT s.run_id, s.shard, s.topic, s.message_id, s.consumer_group, s.verdict, s.reason, s.eligible, s.send_count,
+    s.case_kind, s.next_look_at, s.evidence
+FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s AND s.verdict NOT IN ('CONFIRMED', 'WAITING')
+ON CONFLICT DO NOTHING;
+
+-- name: promote_counts: every verdict's count
+INSERT INTO verdict_count (run_id, topic, consumer_group, verdict, deliveries, eligible, newly)
+SELECT s.run_id, s.topic, s.consumer_group, s.verdict, s.deliveries, s.eligible, s.newly
+FROM staged_count s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s
+ON CONFLICT DO NOTHING;
+
+-- name: blast: for each topic and group with eligible deliveries, what the blast radius is measured by
+-- A delivery whose next number somebody already asked for is decided; only reconcile's own requests count as its past.
+WITH mine AS (
+    SELECT s.topic, s.consumer_group, count(*) FILTER (WHERE q.request_id IS NULL) AS eligible
+    FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+    LEFT JOIN resend_request q ON q.topic = s.topic AND q.message_id = s.message_id
+        AND q.send_number = s.send_count + 1 AND q.state NOT IN ('not_needed', 'superseded')
+        AND (q.groups IS NULL OR s.consumer_group = ANY (q.groups))
+    WHERE s.run_id = %(run_id)s AND s.eligible
+    GROUP BY s.topic, s.consumer_group
+)
+SELECT m.topic, m.consumer_group, m.eligible,
+    (SELECT count(*) FROM resend_request q
+     WHERE q.topic = m.topic AND (q.groups IS NULL OR m.consumer_group = ANY (q.groups))
+         AND q.requested_by = 'reconcile' AND q.state NOT IN ('not_needed', 'superseded')
+         AND q.created_at >= %(as_of)s - make_interval(secs => windows.seconds)) AS asked_before,
+    (SELECT coalesce(sum(c.newly), 0) FROM verdict_count c JOIN run r USING (run_id)
+     WHERE c.topic = m.topic AND c.consumer_group = m.consumer_group
+         AND r.as_of >= %(as_of)s - make_interval(secs => windows.seconds)) AS newly_confirmed
+FROM mine m
+JOIN unnest(%(topics)s::text[], %(groups)s::text[], %(seconds)s::float8[]) AS windows (topic, consumer_group, seconds)
+    ON windows.topic = m.topic AND windows.consumer_group = m.consumer_group
+WHERE m.eligible > 0
+ORDER BY 1, 2;
+
+-- name: eligible: each eligible delivery and the standing of the message's other groups, message by message
+SELECT s.shard, s.topic, s.message_id, s.send_count, s.reason, s.verdict, s.consumer_group,
+    (SELECT coalesce(jsonb_object_agg(o.consumer_group, o.verdict), '{}') FROM staged_verdict o
+     WHERE o.run_id = s.run_id AND o.stage = s.stage AND o.topic = s.topic AND o.message_id = s.message_id
+         AND o.consumer_group <> s.consumer_group) AS others
+FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s AND s.eligible
+ORDER BY s.topic, s.message_id, s.consumer_group;
+
+-- name: findings: the deliveries that need a person, by case
+SELECT s.case_kind, s.topic, s.consumer_group, s.shard, s.message_id
+FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s AND s.case_kind IS NOT NULL
+ORDER BY 1, 2, 3;
+
+-- name: begin_promotion: the control database's part is done; the shards follow
+UPDATE run SET state = 'promoting' WHERE run_id = %(run_id)s;
+
+-- name: staged_stubs: what was decided of one shard's stubs
+SELECT s.topic, s.message_id, s.old_status, s.new_status, s.send_count, s.next_look_at
+FROM staged_stub s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s AND s.shard = %(shard)s
+ORDER BY s.topic, s.message_id;
+
+-- name: staged_shards: the shards that a run's promotion still has to reach
+SELECT DISTINCT s.shard
+FROM staged_stub s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s
+ORDER BY 1;
+
+-- name: forget_shard: a shard has been promoted
+DELETE FROM staged_stub WHERE run_id = %(run_id)s AND shard = %(shard)s;
+
+-- name: half_promoted: earlier runs whose control part is committed and whose shards are not all reached
+SELECT r.run_id, r.as_of, r.dry_run
+FROM run r
+WHERE r.duty = 'reconcile' AND r.run_id <> %(run_id)s
+    AND EXISTS (SELECT 1 FROM staged_stub s WHERE s.run_id = r.run_id AND s.stage = r.stage)
+    AND EXISTS (SELECT 1 FROM verdict_count c WHERE c.run_id = r.run_id)
+    AND (r.finished_at IS NOT NULL OR NOT EXISTS (SELECT 1 FROM duty_lease l WHERE l.run_id = r.run_id))
+ORDER BY r.run_id;
+
+-- name: finish_promotion: an earlier run's promotion was completed by this one
+UPDATE run SET state = 'done', finished_at = coalesce(finished_at, clock_timestamp())
+WHERE run_id = %(run_id)s AND state IN ('promoting', 'abandoned', 'failed');
+
+-- name: forget_staging: what no run will promote any more; a failed run's staging is kept as evidence for a day
+DELETE FROM staged_stub s USING run r
+WHERE r.run_id = s.run_id AND (s.stage <> r.stage OR r.finished_at < clock_timestamp() - interval '1 day');
+
+-- name: forget_staged_verdicts: the same, for verdicts
+DELETE FROM staged_verdict s USING run r
+WHERE r.run_id = s.run_id AND (s.stage <> r.stage OR r.finished_at < clock_timestamp() - interval '1 day');
+
+-- name: promoted_staging: a promoted run's verdicts live in `verdict`
+DELETE FROM staged_verdict WHERE run_id = %(run_id)s;
+
+-- name: members_of_open_cases: the messages of cases that may have settled by themselves
+SELECT DISTINCT m.topic, m.message_id
+FROM case_member m JOIN case_file c USING (case_id)
+WHERE c.state IN ('open', 'decided') AND c.kind IN ('exhausted', 'refused') AND c.closed_at IS NULL
+ORDER BY 1, 2;
+
+-- name: reached: how far a reader in time order has got
+SELECT reached FROM watermark WHERE subject = %(subject)s;
+
+-- name: reach: it has got farther
+INSERT INTO watermark (subject, reached) VALUES (%(subject)s, %(reached)s)
+ON CONFLICT (subject) DO UPDATE SET reached = greatest(watermark.reached, excluded.reached);
+
+-- name: anomalies: counted once for each subject
+INSERT INTO anomaly (kind, subject, topic, message_id, consumer_group, detail, times, first_run_id) VALUES %s
+ON CONFLICT (kind, subject) DO UPDATE SET times = excluded.times, detail = excluded.detail, last_seen_at = clock_timestamp();

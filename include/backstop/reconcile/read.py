@@ -1,0 +1,93 @@
+"""Reads what is due into Spark, once: stubs and their attempts are held fast before anything else is looked at.
+
+`localCheckpoint` rather than a cache: a lost block then fails the job instead of being read again later, which would
+break the order of reading that makes the verdicts safe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import reduce
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from backstop.config.settings import Settings
+from backstop.errors import Unavailable
+from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS, Scan, Scope
+from backstop.verdicts.frames import Columns
+from backstop.verdicts.sources import Sources
+
+
+@dataclass(slots=True)
+class Due:
+    """What was read: `stubs` with STUB columns, `attempts`, and which shards' attempts are known."""
+
+    stubs: DataFrame
+    attempts: DataFrame
+    shards: dict[str, bool] = field(default_factory=dict)
+
+
+def ddl(columns: Columns) -> str:
+    """A schema in Spark's words."""
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+
+
+def read_due(
+    spark: SparkSession, settings: Settings, sources: Sources, as_of: datetime, scope: Scope, partitions: int
+) -> Due:
+    """Every reachable shard's due stubs and attempts; an unreachable one is noted in `sources.unreachable`."""
+    stubs: list[DataFrame] = []
+    attempts: list[DataFrame] = []
+    shards: dict[str, bool] = {}
+    for name in settings.producers:
+        try:
+            store = sources.shard(name)
+            found = _load(spark, store.scan_due(as_of, scope, partitions), STUB_COLUMNS)
+            stubs.append(found.localCheckpoint(eager=True))
+        except (Unavailable, Py4JJavaError, PySparkException) as error:
+            sources.missed(f"shard {name}", _as_unavailable(sources, name, error))
+            continue
+        try:
+            attempts.append(
+                _load(spark, store.scan_attempts(as_of, scope, partitions), ATTEMPT_COLUMNS).localCheckpoint(eager=True)
+            )
+            shards[name] = True
+        except (Unavailable, Py4JJavaError, PySparkException) as error:
+            sources.missed(f"shard {name}", _as_unavailable(sources, name, error))
+            shards[name] = False
+    every = _union(spark, stubs, STUB_COLUMNS).withColumn("stub_id", f.monotonically_increasing_id())
+    return Due(every.localCheckpoint(eager=True), _union(spark, attempts, ATTEMPT_COLUMNS), shards)
+
+
+def _as_unavailable(sources: Sources, shard: str, error: Exception) -> Unavailable:
+    """Spark wraps a lost database in errors of its own; only the store can say whether it is away.
+
+    Raises the error itself when the store answers: then the fault is ours, and silence would hide it.
+    """
+    if isinstance(error, Unavailable):
+        return error
+    try:
+        sources.shard(shard).clock()
+    except Unavailable as gone:
+        return gone
+    raise error
+
+
+def _load(spark: SparkSession, scan: Scan, columns: Columns) -> DataFrame:
+    if scan.format == "jdbc":
+        options = {**scan.options, **scan.secret_options}
+        url, table = options.pop("url"), options.pop("dbtable")
+        frame = spark.read.jdbc(url, table, predicates=list(scan.predicates), properties=options)
+    else:
+        whole = spark.read.format(scan.format).options(**scan.options, **scan.secret_options).load()
+        frame = reduce(DataFrame.union, [whole.where(predicate) for predicate in scan.predicates])
+    # The schema is met on the way in: a store that gives other columns fails here, by name.
+    return frame.select(*[f.col(name).cast(kind).alias(name) for name, kind in columns.items()])
+
+
+def _union(spark: SparkSession, frames: list[DataFrame], columns: Columns) -> DataFrame:
+    return reduce(DataFrame.union, frames) if frames else spark.createDataFrame([], ddl(columns))

@@ -1,0 +1,44 @@
+"""Records what a run saw of queues and groups, for settled progress, rates and epochs of later runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from backstop.named_sql import load
+from backstop.runs.run import Run
+from backstop.verdicts.look import Looks
+
+_SQL = load("backstop.verdicts", "queries.sql")
+
+
+def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
+    """Queues, epochs, progress and its history; an offset that went back within an epoch is a REGRESSION.
+
+    What was seen stays true whether or not the run is promoted later.
+    """
+    brokers = {look.topic: look.broker for look in looks.groups.values()}
+    for topic, queues in looks.queues.items():
+        for queue_id, queue in queues.items():
+            where = {"broker": brokers[topic], "topic": topic, "queue_id": queue_id, "epoch": queue.epoch}
+            cursor.execute(_SQL["end_epoch"], where)
+            cursor.execute(_SQL["record_epoch"], {
+                **where, "accepted": queue.accepted, "first_offset": queue.state.first_offset,
+                "next_offset": queue.state.next_offset, "read_at": queue.state.read_at, "run_id": run.run_id,
+            })  # fmt: skip
+    for look in looks.groups.values():
+        for queue_id, progress in look.live.items():
+            seen = {
+                "group": look.group, "broker": look.broker, "topic": look.topic, "queue_id": queue_id,
+                "epoch": progress.epoch, "next_offset": progress.next_offset, "passed_until": progress.passed_until,
+                "retry_pending": look.retry_pending or 0, "recorded_at": looks.as_of, "run_id": run.run_id,
+            }  # fmt: skip
+            cursor.execute(_SQL["record_regression"], seen)
+            cursor.execute(_SQL["record_progress"], seen)
+            cursor.execute(_SQL["record_history"], seen)
+
+
+def as_json(value: Mapping[str, object]) -> str:
+    """JSON text for a jsonb parameter."""
+    return json.dumps(value, default=str, sort_keys=True)

@@ -1,0 +1,209 @@
+"""What Backstop speaks of: frozen records, and every state with the sentence that defines it.
+
+Times are timezone-aware datetimes (UTC). A message is known by (topic, message_id) everywhere: its `Key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple, Self
+
+GROUPS_HEADER = "backstop-groups"
+"""Names the groups that a resent copy is for, as a JSON array of text; absent: for every group."""
+ID_HEADER = "backstop-message-id"
+"""Carries the business key with every copy."""
+SEND_HEADER = "backstop-send-number"
+"""Which send of the message this copy is: 1 for the application's own."""
+
+
+class Key(NamedTuple):
+    """A message's identity. Ids may contain any Unicode, ':', '%' and quotes: never join the two as text."""
+
+    topic: str
+    message_id: str
+
+
+class State(StrEnum):
+    """A state as it is stored, with the sentence that defines it."""
+
+    sentence: str
+
+    def __new__(cls, value: str, sentence: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.sentence = sentence
+        return member
+
+
+class Verdict(State):
+    """The one state of a delivery at an instant."""
+
+    VOIDED = "VOIDED", "the stub was voided, or a person discarded this delivery"
+    CONFIRMED = "CONFIRMED", "the group's work is done"
+    DEAD_LETTERED = "DEAD_LETTERED", "an undecided dead letter of this group is there: triage owns it"
+    PARKED = "PARKED", "its ordering key waits for a person"
+    IN_PROGRESS = "IN_PROGRESS", "a consumer holds the lease, or touched the log a moment ago"
+    WAITING = "WAITING", "it is too early to look"
+    BACKLOGGED = "BACKLOGGED", "a copy is still ahead of the group"
+    UNKNOWN = "UNKNOWN", "the evidence is incomplete: nothing is decided"
+    STALLED = "STALLED", "received, not finished, and the broker has nothing left to redeliver"
+    UNSENT = "UNSENT", "no copy was ever acknowledged, and none can still arrive"
+    LOST = "LOST", "acknowledged by the broker, passed by the group, and never received"
+    EXHAUSTED = "EXHAUSTED", "the budget of sends, refusals or time is used up: a person decides"
+
+
+class StubStatus(State):
+    """What is known of a stub over all its deliveries."""
+
+    PENDING = "pending", "at least one delivery is still open"
+    CONFIRMED = "confirmed", "every delivery is CONFIRMED or VOIDED; final"
+    EXHAUSTED = "exhausted", "the open deliveries are EXHAUSTED; a case asks a person"
+    VOIDED = "voided", "a person withdrew the message; final"
+    NO_TAKER = "no_taker", "no group owed it within the overdue horizon"
+
+
+class LogState(State):
+    """How far a consumer group got with a message."""
+
+    CONSUMING = "CONSUMING", "a worker holds the lease, or died holding it"
+    CONSUMED = "CONSUMED", "the work is done; final"
+    FAILED = "FAILED", "the handler raised; the broker will deliver again"
+    EXPIRED = "EXPIRED", "the sweep took an expired lease back; the next begin takes it over"
+    PARKED = "PARKED", "its ordering key waits for a person"
+
+
+class Outcome(State):
+    """How one send number ended."""
+
+    SENT = "sent", "acknowledged by the broker"
+    REFUSED = "refused", "the broker certainly does not have it"
+    UNKNOWN = "unknown", "a timeout, a lost connection or a crash: it may be there"
+
+
+class RequestState(State):
+    """Where a resend request stands."""
+
+    OPEN = "open", "waits to be claimed"
+    CLAIMED = "claimed", "a worker holds it until claim_deadline"
+    SENT = "sent", "its number was published and acknowledged"
+    REFUSED = "refused", "its number was handed out and the broker refused it"
+    UNKNOWN = "unknown", "its number was handed out; the outcome is not known"
+    NOT_NEEDED = "not_needed", "judged again at the claim: nothing to send; the number is free"
+    SUPERSEDED = "superseded", "the stub moved on before the claim; the number was not taken by this request"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a broker stored a copy. `epoch` is the life of the queue; offsets are never compared across epochs."""
+
+    queue_id: int
+    offset: int
+    epoch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is published: content as bytes, headers as text to text."""
+
+    topic: str
+    message_id: str
+    content: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tag: str | None = None
+    partition_key: str | None = None
+    """Decides the queue; null: the message id does."""
+
+    @property
+    def key(self) -> Key:
+        return Key(self.topic, self.message_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Stub:
+    """A producer's promise, without its payload (which only a send reads)."""
+
+    shard: str
+    topic: str
+    message_id: str
+    status: str
+    send_count: int
+    refusals: int
+    max_sends: int | None
+    next_check_at: datetime
+    created_at: datetime
+    tag: str | None = None
+    ordering_key: str | None = None
+    broker: str | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    queue_epoch: str | None = None
+    deliver_at: datetime | None = None
+    first_seen_at: datetime | None = None
+    attempted_at: datetime | None = None
+    sent_at: datetime | None = None
+    attempt_token: str | None = None
+    attempt_deadline: datetime | None = None
+    judged_at: datetime | None = None
+
+    @property
+    def key(self) -> Key:
+        return Key(self.topic, self.message_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One send number that has ended."""
+
+    topic: str
+    message_id: str
+    send_number: int
+    groups: tuple[str, ...] | None
+    """The groups it was addressed to; null: all."""
+    requested_by: str
+    started_at: datetime
+    finished_at: datetime | None
+    outcome: str
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    queue_epoch: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """A consumer group's record of one message."""
+
+    consumer_group: str
+    topic: str
+    message_id: str
+    state: str
+    owner_token: str | None
+    lease_expires_at: datetime | None
+    attempts: int
+    duplicates_stopped: int
+    first_received_at: datetime | None
+    updated_at: datetime | None
+    consumed_at: datetime | None
+    last_error: str | None = None
+    invalid: str | None = None
+    """Why the row breaks its contract, or null."""
+
+
+class Counts(dict[str, int]):
+    """What a duty did, by name. Adding two adds every name; `str()` is its one line."""
+
+    def add(self, name: str, number: int = 1) -> None:
+        """Add `number` to the count `name`, which starts at 0."""
+        self[name] = self.get(name, 0) + number
+
+    def __add__(self, other: Mapping[str, int]) -> Counts:
+        total = Counts(self)
+        for name, number in other.items():
+            total.add(name, number)
+        return total
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {number}" for name, number in sorted(self.items())) or "nothing to do"

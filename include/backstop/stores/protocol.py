@@ -1,0 +1,207 @@
+"""What Backstop asks of other programs' databases: two small protocols, one for stubs and one for logs.
+
+Nothing here belongs to one kind of database: tables of other names, MySQL, MongoDB and lake tables implement the same.
+Every write is a compare-and-set on the row itself, so that a late or doubled caller changes nothing.
+Every method raises StoreUnavailable when the store does not answer: silence is never "no row".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Protocol, Self
+
+from backstop.brokers.protocol import Finding
+from backstop.records import Attempt, Key, LogRow, Message, Outcome, Position, Stub
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A table that Spark's readers can load in parallel: one partition a predicate.
+
+    `format` and `options` go to `spark.read`; `secret_options` too, but are never logged or stored.
+    Columns are those of `STUB_COLUMNS` or `ATTEMPT_COLUMNS`, instants as microseconds since 1970 (bigint).
+    """
+
+    format: str
+    options: Mapping[str, str]
+    secret_options: Mapping[str, str]
+    predicates: Sequence[str]
+
+    def __repr__(self) -> str:
+        return f"Scan({self.format}, {len(self.predicates)} partitions)"
+
+
+STUB_COLUMNS: Mapping[str, str] = {
+    "shard": "string", "topic": "string", "message_id": "string", "tag": "string", "status": "string",
+    "send_count": "int", "refusals": "int", "max_sends": "int",
+    "next_check_at": "bigint", "created_at": "bigint", "first_seen_at": "bigint", "judged_at": "bigint",
+    "deliver_at": "bigint", "attempted_at": "bigint", "sent_at": "bigint", "attempt_deadline": "bigint",
+    "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
+}  # fmt: skip
+"""What a verdict needs of a stub, in Spark's type names; also the order of the columns."""
+
+ATTEMPT_COLUMNS: Mapping[str, str] = {
+    "topic": "string", "message_id": "string", "send_number": "int", "consumer_group": "string", "outcome": "string",
+    "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string", "started_at": "bigint", "finished_at": "bigint",
+}  # fmt: skip
+"""One row for each group an attempt was addressed to; `consumer_group` null: all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which stubs a run looks at: null means all topics; `created_from` <= created_at < `created_to`."""
+
+    topics: Sequence[str] | None = None
+    created_from: datetime | None = None
+    created_to: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Hands out one send number: send_count becomes `send_number` only where it is one less, the stub is pending,
+    no attempt is under way, the budget is not used and, if `only_when_due`, next_check_at has come."""
+
+    key: Key
+    send_number: int
+    token: str
+    groups: Sequence[str] | None
+    requested_by: str
+    attempt_seconds: float
+    """The attempt's deadline, from now on the store's clock."""
+    next_check_seconds: float
+    """Backoff and expected queue delay: the next look, from now on the store's clock."""
+    max_sends: int
+    """The policy's budget, used where the stub has none of its own."""
+    max_refusals: int
+    only_when_due: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How the attempt with this token ended. Applied only where the token is still the stub's."""
+
+    key: Key
+    send_number: int
+    token: str
+    outcome: Outcome
+    position: Position | None = None
+    broker: str | None = None
+    broker_message_id: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StubOutcome:
+    """What a run decided of a stub: applied only where status and send_count are as judged."""
+
+    key: Key
+    old_status: str
+    new_status: str
+    send_count: int
+    next_look_at: datetime | None
+    """next_check_at becomes max(old, this); null leaves it (an eligible stub, whose next look only the claim moves)."""
+
+
+class StubStore(Protocol):
+    """One producer database (a shard)."""
+
+    @property
+    def shard(self) -> str: ...
+
+    def clock(self) -> datetime: ...
+
+    def count_due(self, as_of: datetime, scope: Scope, limit: int) -> int:
+        """How many pending stubs have next_check_at <= as_of, counted up to `limit`."""
+        ...
+
+    def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
+        """The due stubs with STUB_COLUMNS, in about `partitions` ranges of equal size over the due index."""
+        ...
+
+    def scan_attempts(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
+        """The attempts (ATTEMPT_COLUMNS) of due stubs that were sent more than once."""
+        ...
+
+    def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
+        """By key, on the primary."""
+        ...
+
+    def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
+        """By key, every number, ascending."""
+        ...
+
+    def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
+        """What to publish: the only method that reads payloads."""
+        ...
+
+    def claim(self, claims: Sequence[Claim]) -> set[Key]:
+        """One statement, one commit; returns the keys whose number was handed out to this caller."""
+        ...
+
+    def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
+        """One commit: the stub and its send_attempt row; returns the keys that were still this caller's."""
+        ...
+
+    def recover(self, limit: int) -> list[Key]:
+        """Attempts whose deadline is over lose their token and are recorded as unknown; at most `limit`."""
+        ...
+
+    def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime) -> int:
+        """Sets status, next_check_at, judged_at and a null first_seen_at; returns how many rows still were as judged."""
+        ...
+
+    def void(self, key: Key) -> bool:
+        """Withdraws a pending or exhausted stub; false when an attempt is under way or it is final."""
+        ...
+
+    def raise_max_sends(self, key: Key, max_sends: int) -> bool:
+        """A person allows more sends: pending again, due now; false when it is final or not above send_count."""
+        ...
+
+    def check(self) -> list[Finding]:
+        """Schema version, privileges and durability, for `backstop check`."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class LogStore(Protocol):
+    """One consumer database, with the logs of one or more groups."""
+
+    def clock(self) -> datetime: ...
+
+    def floor(self, group: str) -> datetime:
+        """The largest updated_at ever purged; the year 1 when nothing was."""
+        ...
+
+    def logs(self, group: str, keys: Sequence[Key]) -> dict[Key, LogRow]:
+        """By key, on the primary; a key that is absent from the answer has no row. Rows that break their contract have
+        `invalid` set."""
+        ...
+
+    def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:
+        """Logs first received in [start, end), oldest first, for orphans and conflicts."""
+        ...
+
+    def highest_logged(self, group: str, topic: str) -> dict[tuple[int, str], int]:
+        """(queue, epoch) -> highest logged offset, of original positions only."""
+        ...
+
+    def check(self) -> list[Finding]: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,157 @@
+"""The relations that the portable SQL reads and writes: their columns and types, in both engines' words.
+
+An instant is microseconds since 1970 in UTC (bigint), so that both engines compare and add plain integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from importlib import resources
+from typing import Final
+
+from backstop.config.settings import Policy, Settings
+from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS
+
+Row = dict[str, object]
+Columns = Mapping[str, str]
+
+STUB: Final[Columns] = {"stub_id": "bigint", **STUB_COLUMNS}
+ATTEMPT: Final[Columns] = ATTEMPT_COLUMNS
+LOG: Final[Columns] = {
+    "log_answered": "boolean", "log_found": "boolean", "log_valid": "boolean", "log_broken": "string", "log_state": "string",
+    "lease_expires_at": "bigint", "log_updated_at": "bigint", "log_consumed_at": "bigint",
+}  # fmt: skip
+"""What a delivery's log row says; `log_answered`: the primary answered for this key in this run;
+`log_broken`: how the row breaks its contract."""
+
+OWED: Final[Columns] = {
+    "stub_id": "bigint", "shard": "string", "topic": "string", "message_id": "string", "consumer_group": "string",
+    "status": "string", "send_count": "int", "refusals": "int", "max_sends": "int",
+    "next_check_at": "bigint", "created_at": "bigint", "first_seen_at": "bigint", "judged_at": "bigint",
+    "deliver_at": "bigint", "attempted_at": "bigint", "sent_at": "bigint", "attempt_deadline": "bigint",
+    "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
+}  # fmt: skip
+"""The output of deliveries.sql."""
+DELIVERY: Final[Columns] = {**OWED, **LOG}
+
+DURATIONS: Final = (
+    "max_clock_skew", "max_send_duration", "first_check", "consume_timeout", "redelivery_horizon", "recheck",
+    "unknown_horizon", "backlog_horizon", "overdue_horizon", "replay_horizon", "queue_delay_cap",
+)  # fmt: skip
+POLICY: Final[Columns] = {
+    "topic": "string", "consumer_group": "string", "every_tag": "boolean",
+    "active_from": "bigint", "active_until": "bigint", "duplicates": "string",
+    "max_sends": "int", "max_refusals": "int", **dict.fromkeys(DURATIONS, "bigint"),
+}  # fmt: skip
+GROUP_TAG: Final[Columns] = {"topic": "string", "consumer_group": "string", "tag": "string"}
+START_OFFSET: Final[Columns] = {
+    "topic": "string", "consumer_group": "string", "queue_id": "int", "epoch": "string", "start_offset": "bigint",
+}  # fmt: skip
+INSTANT: Final[Columns] = {"as_of": "bigint"}
+GROUP_STATE: Final[Columns] = {
+    "topic": "string", "consumer_group": "string", "passed_until": "bigint", "log_floor": "bigint",
+    "clock_good": "boolean", "offsets_read": "boolean", "retry_read": "boolean", "dead_letters_read": "boolean",
+}  # fmt: skip
+SHARD_STATE: Final[Columns] = {"shard": "string", "clock_good": "boolean", "attempts_read": "boolean"}
+PROGRESS: Final[Columns] = {
+    "topic": "string", "consumer_group": "string", "queue_id": "int", "epoch": "string", "epoch_accepted": "boolean",
+    "settled_offset": "bigint", "first_offset": "bigint", "next_offset": "bigint",
+    "previous_next_offset": "bigint", "previous_read_at": "bigint", "rate": "double",
+}  # fmt: skip
+DEAD_LETTER: Final[Columns] = {"topic": "string", "message_id": "string", "consumer_group": "string"}
+DECISION: Final[Columns] = {"topic": "string", "message_id": "string", "consumer_group": "string"}
+NO_TAKER: Final[Columns] = {"topic": "string", "overdue_horizon": "bigint"}
+
+JUDGED: Final[Columns] = {
+    "stub_id": "bigint", "shard": "string", "topic": "string", "message_id": "string", "consumer_group": "string",
+    "status": "string", "send_count": "int", "refusals": "int", "budget": "int", "verdict": "string", "reason": "string",
+    "eligible": "boolean", "case_kind": "string", "next_look_at": "bigint", "newly": "boolean",
+    "received": "boolean", "log_state": "string", "log_updated_at": "bigint", "lease_expires_at": "bigint",
+    "copies": "bigint", "copies_ahead": "bigint", "acknowledged": "boolean", "queue_id": "int",
+    "copy_offset": "bigint", "settled_offset": "bigint", "passed_until": "bigint", "missing": "string",
+}  # fmt: skip
+"""The output of verdict.sql."""
+EVIDENCE: Final = (
+    "received", "log_state", "log_updated_at", "lease_expires_at", "copies", "copies_ahead", "acknowledged", "queue_id",
+    "copy_offset", "settled_offset", "passed_until", "missing", "send_count", "refusals", "budget",
+)  # fmt: skip
+"""The columns of JUDGED that are kept as a verdict's evidence."""
+
+
+def portable_sql(name: str) -> str:
+    """The text of `deliveries`, `verdict` or `outcome`, for either engine."""
+    return resources.files("backstop.verdicts").joinpath(f"{name}.sql").read_text(encoding="utf-8")
+
+
+def micros(instant: datetime | None) -> int | None:
+    """An aware datetime as microseconds since 1970, exactly (no float on the way)."""
+    if instant is None:
+        return None
+    return (instant - _EPOCH) // timedelta(microseconds=1)
+
+
+def instant(value: int | None) -> datetime | None:
+    """The inverse of `micros`."""
+    return None if value is None else _EPOCH + timedelta(microseconds=value)
+
+
+def duration(length: timedelta) -> int:
+    """A duration in microseconds."""
+    return length // timedelta(microseconds=1)
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def policy_rows(settings: Settings, topics: set[str] | None = None) -> list[Row]:
+    """One row of POLICY for each topic and group; null topics: all."""
+    rows: list[Row] = []
+    for topic, topic_settings in settings.topics.items():
+        if topics is not None and topic not in topics:
+            continue
+        for group, subscription in topic_settings.groups.items():
+            policy, owner = settings.policy_for(topic, group), settings.groups[group]
+            rows.append({
+                "topic": topic, "consumer_group": group, "every_tag": subscription.tags is None,
+                "active_from": micros(owner.active_from), "active_until": micros(owner.active_until),
+                "duplicates": str(owner.duplicates), "max_sends": policy.max_sends, "max_refusals": policy.max_refusals,
+                **policy_durations(policy),
+            })  # fmt: skip
+    return rows
+
+
+def policy_durations(policy: Policy) -> Row:
+    """The durations that the rule uses, in microseconds."""
+    return {name: duration(getattr(policy, name)) for name in DURATIONS}
+
+
+def group_tag_rows(settings: Settings) -> list[Row]:
+    """The tags of the groups that filter."""
+    return [
+        {"topic": topic, "consumer_group": group, "tag": tag}
+        for topic, topic_settings in settings.topics.items()
+        for group, subscription in topic_settings.groups.items()
+        for tag in subscription.tags or ()
+    ]
+
+
+def start_offset_rows(settings: Settings) -> list[Row]:
+    """The offsets below which a group owes nothing, within one epoch of a queue."""
+    return [
+        {
+            "topic": topic, "consumer_group": group, "queue_id": queue_id, "epoch": start.epoch,
+            "start_offset": start.offset,
+        }
+        for topic, topic_settings in settings.topics.items()
+        for group, subscription in topic_settings.groups.items()
+        for queue_id, start in subscription.start_offsets.items()
+    ]  # fmt: skip
+
+
+def no_taker_rows(settings: Settings) -> list[Row]:
+    """After how long a stub that no group owes is set aside, for each topic."""
+    return [
+        {"topic": topic, "overdue_horizon": duration(settings.policy_for(topic).overdue_horizon)}
+        for topic in settings.topics
+    ]

@@ -1,0 +1,305 @@
+"""Looks at a topic's queues and groups: the evidence that is not a row of a stub or a log, in the order that makes it safe.
+
+Progress is read before the queues' offsets, and both before any log; the dead letters last (`dead_letters`, which the
+caller calls after the logs). Whatever arrives in between can only turn a verdict towards waiting or CONFIRMED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from backstop.brokers.protocol import Broker, GroupPosition, ProgressMeans, QueueState
+from backstop.errors import Unavailable
+from backstop.named_sql import load
+from backstop.verdicts.frames import Row, micros
+from backstop.verdicts.settle import Progress, cut, present_epoch, settle
+from backstop.verdicts.sources import Sources
+
+_SQL = load("backstop.verdicts", "queries.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLook:
+    """One queue as seen now, beside what the run before saw."""
+
+    state: QueueState
+    epoch: str
+    accepted: bool
+    previous_next_offset: int | None
+    previous_read_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLook:
+    """How far one group is in one topic; `problems` say what could not be read."""
+
+    topic: str
+    group: str
+    broker: str
+    live: Mapping[int, Progress] = field(default_factory=dict)
+    settled: Mapping[int, Progress] = field(default_factory=dict)
+    rates: Mapping[int, float] = field(default_factory=dict)
+    retry_pending: int | None = None
+    log_floor: datetime | None = None
+    clock_good: bool = False
+    dead_letters_read: bool = False
+
+
+@dataclass(slots=True)
+class Looks:
+    """All that one run, or one judgement by key, saw besides stubs and logs."""
+
+    as_of: datetime
+    queues: dict[str, dict[int, QueueLook]] = field(default_factory=dict)
+    groups: dict[tuple[str, str], GroupLook] = field(default_factory=dict)
+    shards: dict[str, tuple[bool, bool]] = field(default_factory=dict)
+    """shard -> (clock is good, attempts were read)"""
+    dead: list[Row] = field(default_factory=list)
+
+    def passed_until(self, look: GroupLook) -> datetime | None:
+        """The settled instant over every queue of the topic; null when one queue is not known."""
+        queues = self.queues.get(look.topic)
+        if queues is None or set(look.settled) != set(queues):
+            return None
+        return min((progress.passed_until for progress in look.settled.values()), default=None)
+
+    def group_state_rows(self) -> list[Row]:
+        """Rows of frames.GROUP_STATE."""
+        return [
+            {
+                "topic": look.topic, "consumer_group": look.group, "passed_until": micros(self.passed_until(look)),
+                "log_floor": micros(look.log_floor), "clock_good": look.clock_good,
+                "offsets_read": look.topic in self.queues, "retry_read": look.retry_pending is not None,
+                "dead_letters_read": look.dead_letters_read,
+            }
+            for look in self.groups.values()
+        ]  # fmt: skip
+
+    def shard_state_rows(self) -> list[Row]:
+        """Rows of frames.SHARD_STATE."""
+        return [
+            {"shard": shard, "clock_good": clock, "attempts_read": attempts}
+            for shard, (clock, attempts) in self.shards.items()
+        ]
+
+    def progress_rows(self) -> list[Row]:
+        """Rows of frames.PROGRESS: every queue of every group looked at, its offsets known even where progress is not."""
+        rows: list[Row] = []
+        for look in self.groups.values():
+            for queue_id, queue in self.queues.get(look.topic, {}).items():
+                settled = look.settled.get(queue_id)
+                rows.append({
+                    "topic": look.topic, "consumer_group": look.group, "queue_id": queue_id, "epoch": queue.epoch,
+                    "epoch_accepted": queue.accepted, "settled_offset": settled.next_offset if settled else None,
+                    "first_offset": queue.state.first_offset, "next_offset": queue.state.next_offset,
+                    "previous_next_offset": queue.previous_next_offset,
+                    "previous_read_at": micros(queue.previous_read_at), "rate": look.rates.get(queue_id),
+                })  # fmt: skip
+        return rows
+
+
+class _HasClock(Protocol):
+    def clock(self) -> datetime: ...
+
+
+class Clocks:
+    """Compares other servers' clocks with the control database's, from which `as_of` comes."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def within(self, other: _HasClock, allowed: timedelta) -> bool:
+        """Is the other clock certainly within `allowed`? The time of the question counts against it."""
+        best: timedelta | None = None
+        for _ in range(3):
+            before = self._control()
+            theirs = other.clock()
+            after = self._control()
+            # Theirs was read somewhere between the two: the farther end is the honest bound.
+            bound = max(abs(theirs - before), abs(after - theirs))
+            best = bound if best is None else min(best, bound)
+            if best <= allowed:
+                return True
+        return False
+
+    def _control(self) -> datetime:
+        self._cursor.execute(_SQL["control_clock"])
+        return self._cursor.fetchone()[0]  # type: ignore[no-any-return]
+
+
+def look_at_groups(sources: Sources, cursor: Any, as_of: datetime, topics: Iterable[str]) -> Looks:
+    """Clocks, progress, then offsets and retry depth of these topics; call it after the stubs and attempts were read.
+
+    A broker or store that does not answer leaves its part unknown (and `sources.unreachable` says so).
+    """
+    looks, clocks = Looks(as_of), Clocks(cursor)
+    for topic in sorted(topics):
+        settings = sources.settings.topics[topic]
+        names = list(settings.groups)
+        for group in names:
+            looks.groups[topic, group] = GroupLook(topic, group, settings.broker)
+        try:
+            broker = sources.broker(settings.broker)
+            live = {group: _position(broker, sources, topic, group) for group in names}
+            queues = _queues(broker, cursor, settings.broker, topic)
+            retry = {group: broker.retry_pending(topic, group) for group in names}
+            policy = sources.settings.policy_for(topic)
+            broker_clock = clocks.within(broker, policy.max_clock_skew)
+        except Unavailable as error:
+            sources.missed(f"broker {settings.broker}", error)
+            continue
+        looks.queues[topic] = queues
+        for group in names:
+            look = replace(looks.groups[topic, group], retry_pending=retry[group])
+            look = _with_progress(look, broker, sources, cursor, as_of, queues, live[group])
+            looks.groups[topic, group] = replace(look, clock_good=broker_clock)
+    _look_at_log_stores(looks, sources, clocks)
+    return looks
+
+
+def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[int, GroupPosition]:
+    if sources.settings.groups[group].progress == "logged":
+        return {}  # derived from the logs, after the queues are known
+    return {position.queue_id: position for position in broker.progress(topic, group)}
+
+
+def _queues(broker: Broker, cursor: Any, name: str, topic: str) -> dict[int, QueueLook]:
+    cursor.execute(_SQL["present_epochs"], {"broker": name, "topic": topic})
+    stored = {row[0]: row[1:] for row in cursor.fetchall()}
+    queues: dict[int, QueueLook] = {}
+    for state in broker.queues(topic):
+        epoch, accepted, next_offset, read_at = stored.get(state.queue_id, (None, True, None, None))
+        label, same = present_epoch(state.epoch, state.next_offset, epoch, next_offset)
+        # The first life of a queue that was ever seen needs nobody's consent; a later one does.
+        queues[state.queue_id] = (
+            QueueLook(state, label, bool(accepted), next_offset, read_at)
+            if same
+            else QueueLook(state, label, False, None, None)
+        )
+    return queues
+
+
+def _with_progress(
+    look: GroupLook,
+    broker: Broker,
+    sources: Sources,
+    cursor: Any,
+    as_of: datetime,
+    queues: Mapping[int, QueueLook],
+    positions: Mapping[int, GroupPosition],
+) -> GroupLook:
+    where = {"group": look.group, "broker": look.broker, "topic": look.topic}
+    policy = sources.settings.policy_for(look.topic, look.group)
+    declared = ProgressMeans(sources.settings.groups[look.group].progress)
+    if declared is ProgressMeans.LOGGED:
+        live = _logged(look, broker, sources, cursor, queues)
+        grace = policy.consume_timeout
+    else:
+        live = {
+            queue_id: Progress(queues[queue_id].epoch, position.next_offset, position.passed_until)
+            for queue_id, position in positions.items()
+            if queue_id in queues and queues[queue_id].epoch.partition("~")[0] == position.epoch
+        }
+        # A group may call its progress acknowledged only where the broker's means that much.
+        exact = declared is broker.capabilities.progress_means is ProgressMeans.ACKNOWLEDGED
+        grace = timedelta(0) if exact else policy.redelivery_horizon
+    if grace == timedelta(0):
+        settled = live
+    else:
+        cursor.execute(_SQL["retry_last_empty"], where)
+        until = cut(as_of, grace, look.retry_pending or 0, cursor.fetchone()[0])
+        cursor.execute(_SQL["settled_progress"], {**where, "until": until})
+        settled = settle(live, {row[0]: Progress(*row[1:]) for row in cursor.fetchall()})
+    cursor.execute(_SQL["rate_since"], {**where, "since": as_of - policy.queue_delay_cap})
+    rates: dict[int, float] = {}
+    for queue_id, epoch, offset, at in cursor.fetchall():
+        now = live.get(queue_id)
+        seconds = (as_of - at).total_seconds()
+        if now is not None and now.epoch == epoch and seconds > 0 and now.next_offset > offset:
+            rates[queue_id] = (now.next_offset - offset) / seconds
+    return replace(look, live=live, settled=settled, rates=rates)
+
+
+def _logged(
+    look: GroupLook, broker: Broker, sources: Sources, cursor: Any, queues: Mapping[int, QueueLook]
+) -> dict[int, Progress]:
+    """The highest logged offset plus one, kept as a maximum for each epoch."""
+    try:
+        logged = sources.logs_of(look.group).highest_logged(look.group, look.topic)
+    except Unavailable as error:
+        sources.missed(f"store {sources.settings.groups[look.group].store}", error)
+        return {}
+    cursor.execute(_SQL["stored_progress"], {"group": look.group, "broker": look.broker, "topic": look.topic})
+    stored = {(row[0], row[1]): row[2] for row in cursor.fetchall()}
+    offsets: dict[int, int] = {}
+    for queue_id, queue in queues.items():
+        if "~" in queue.epoch:
+            continue  # logs of two lives carry one epoch here: their maximum says nothing
+        first = queue.state.next_offset if queue.state.next_offset == (queue.state.first_offset or 0) == 0 else 0
+        here = logged.get((queue_id, queue.epoch))
+        offsets[queue_id] = max(first, stored.get((queue_id, queue.epoch), 0), -1 if here is None else here + 1)
+    times = broker.passed_until(look.topic, offsets)
+    return {q: Progress(queues[q].epoch, offset, times[q]) for q, offset in offsets.items()}
+
+
+def _look_at_log_stores(looks: Looks, sources: Sources, clocks: Clocks) -> None:
+    good: dict[str, bool] = {}
+    for (topic, group), look in looks.groups.items():
+        store = sources.settings.groups[group].store
+        try:
+            logs = sources.logs_of(group)
+            if store not in good:
+                good[store] = clocks.within(logs, sources.settings.policy_for(topic, group).max_clock_skew)
+            looks.groups[topic, group] = replace(look, clock_good=look.clock_good and good[store])
+        except Unavailable as error:
+            sources.missed(f"store {store}", error)
+            looks.groups[topic, group] = replace(look, clock_good=False)
+
+
+def look_at_shards(looks: Looks, sources: Sources, cursor: Any, shards: Mapping[str, bool]) -> None:
+    """Adds each shard's clock; `shards` maps a shard to whether its attempts were read."""
+    clocks = Clocks(cursor)
+    allowed = min(sources.settings.policy_for(topic).max_clock_skew for topic in sources.settings.topics)
+    for shard, attempts_read in shards.items():
+        try:
+            looks.shards[shard] = (clocks.within(sources.shard(shard), allowed), attempts_read)
+        except Unavailable as error:
+            sources.missed(f"shard {shard}", error)
+            looks.shards[shard] = (False, attempts_read)
+
+
+def look_after_logs(looks: Looks, sources: Sources) -> None:
+    """Each group's log floor, and its dead-letter queue to the end it has now; call it after the logs were read.
+
+    The floor comes last because a purge raises it before it deletes: a log that was gone when we asked for it is then
+    below the floor we read.
+    """
+    read: dict[tuple[str, str], bool] = {}
+    for (topic, group), look in looks.groups.items():
+        name, store = sources.settings.topics[topic].broker, sources.settings.groups[group].store
+        try:
+            look = replace(look, log_floor=sources.logs_of(group).floor(group))
+        except Unavailable as error:
+            sources.missed(f"store {store}", error)
+        if (name, group) not in read:
+            read[name, group] = _look_at_dead_letters(looks, sources, name, group)
+        looks.groups[topic, group] = replace(look, dead_letters_read=read[name, group])
+
+
+def _look_at_dead_letters(looks: Looks, sources: Sources, broker: str, group: str) -> bool:
+    try:
+        for letter in sources.broker(broker).dead_letters(group):
+            if letter.message_id is None:
+                continue
+            # A dead letter that lost its topic may be of any topic the group takes.
+            topics = [letter.topic] if letter.topic is not None else [t for t, g in looks.groups if g == group]
+            looks.dead.extend(
+                {"topic": topic, "message_id": letter.message_id, "consumer_group": letter.group} for topic in topics
+            )
+    except Unavailable as error:
+        sources.missed(f"broker {broker}", error)
+        return False
+    return True

@@ -1,0 +1,77 @@
+-- Named queries on the control database: what the rule needs to remember from earlier runs.
+
+-- name: present_epochs: the present life of each queue of a topic, as last recorded
+SELECT queue_id, epoch, accepted, next_offset, read_at
+FROM queue_epoch
+WHERE broker = %(broker)s AND topic = %(topic)s AND present;
+
+-- name: settled_progress: for each queue the newest progress recorded at or before an instant
+SELECT DISTINCT ON (queue_id) queue_id, epoch, next_offset, passed_until
+FROM progress_history
+WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s AND recorded_at <= %(until)s
+ORDER BY queue_id, recorded_at DESC;
+
+-- name: retry_last_empty: when the group's retry queue was last seen empty
+SELECT max(recorded_at)
+FROM progress_history
+WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s AND retry_pending = 0;
+
+-- name: stored_progress: the progress of the last run, which log-derived progress never falls below
+SELECT queue_id, epoch, next_offset
+FROM progress
+WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s;
+
+-- name: rate_since: for each queue the oldest progress recorded at or after an instant, to measure the rate by
+SELECT DISTINCT ON (queue_id) queue_id, epoch, next_offset, recorded_at
+FROM progress_history
+WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s AND recorded_at >= %(since)s
+ORDER BY queue_id, recorded_at;
+
+-- name: decisions: the deliveries that a person discarded, among these messages
+SELECT topic, message_id, consumer_group
+FROM delivery_decision
+WHERE decision = 'discard' AND (topic, message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
+
+-- name: every_decision: the deliveries that a person discarded, of these topics
+SELECT topic, message_id, consumer_group
+FROM delivery_decision
+WHERE decision = 'discard' AND topic = ANY (%(topics)s);
+
+-- name: control_clock: the one clock that as_of is read from
+SELECT clock_timestamp();
+
+-- name: end_epoch: the present life of a queue is over
+UPDATE queue_epoch SET present = false
+WHERE broker = %(broker)s AND topic = %(topic)s AND queue_id = %(queue_id)s AND present AND epoch <> %(epoch)s;
+
+-- name: record_epoch: what a run saw of a queue; the offsets before become the previous ones
+INSERT INTO queue_epoch (broker, topic, queue_id, epoch, accepted, first_offset, next_offset, read_at, read_run_id)
+VALUES (%(broker)s, %(topic)s, %(queue_id)s, %(epoch)s, %(accepted)s, %(first_offset)s, %(next_offset)s, %(read_at)s, %(run_id)s)
+ON CONFLICT (broker, topic, queue_id, epoch) DO UPDATE SET
+    present = true,
+    previous_next_offset = queue_epoch.next_offset, previous_read_at = queue_epoch.read_at,
+    first_offset = excluded.first_offset, next_offset = excluded.next_offset,
+    read_at = excluded.read_at, read_run_id = excluded.read_run_id;
+
+-- name: record_regression: a group's offset went back within one epoch
+INSERT INTO anomaly (kind, subject, topic, consumer_group, detail, first_run_id)
+SELECT 'REGRESSION', concat_ws('/', %(group)s::text, %(topic)s::text, %(queue_id)s::text, %(epoch)s::text, next_offset::text),
+    %(topic)s, %(group)s, 'queue ' || %(queue_id)s::text || ' from ' || next_offset || ' to ' || %(next_offset)s::text, %(run_id)s
+FROM progress
+WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s AND queue_id = %(queue_id)s
+    AND epoch = %(epoch)s AND next_offset > %(next_offset)s
+ON CONFLICT (kind, subject) DO UPDATE SET times = anomaly.times + 1, last_seen_at = clock_timestamp();
+
+-- name: record_progress: how far a group had got in a queue when this run looked
+INSERT INTO progress (consumer_group, broker, topic, queue_id, epoch, next_offset, passed_until, retry_pending, recorded_at, run_id)
+VALUES (%(group)s, %(broker)s, %(topic)s, %(queue_id)s, %(epoch)s, %(next_offset)s, %(passed_until)s, %(retry_pending)s, %(recorded_at)s, %(run_id)s)
+ON CONFLICT (consumer_group, broker, topic, queue_id, epoch) DO UPDATE SET
+    next_offset = excluded.next_offset, passed_until = excluded.passed_until, retry_pending = excluded.retry_pending,
+    recorded_at = excluded.recorded_at, run_id = excluded.run_id;
+
+-- name: record_history: the same, kept for settled progress
+INSERT INTO progress_history (consumer_group, broker, topic, queue_id, epoch, next_offset, passed_until, retry_pending, recorded_at, run_id)
+VALUES (%(group)s, %(broker)s, %(topic)s, %(queue_id)s, %(epoch)s, %(next_offset)s, %(passed_until)s, %(retry_pending)s, %(recorded_at)s, %(run_id)s);
+
+-- name: forget_history: what no settled progress can need any more
+DELETE FROM progress_history WHERE consumer_group = %(group)s AND topic = %(topic)s AND recorded_at < %(before)s;

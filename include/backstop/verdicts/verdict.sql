@@ -1,0 +1,249 @@
+-- The rule: one verdict for every delivery, first match wins.
+--
+-- Portable: Spark evaluates this text over millions of deliveries, PostgreSQL over one. Instants and durations are
+-- microseconds (bigint). In:
+--   instant         as_of: the one instant of the control database at the start of the run
+--   delivery        a row of deliveries.sql and its group's log row (log_answered: the primary answered for the key)
+--   attempt         send numbers that have ended, of stubs sent more than once; one row for each group addressed
+--   policy          the settings for (topic, consumer_group)
+--   group_state     for (topic, consumer_group): how far in time, and what could be read of the group and its broker
+--   shard_state     for each shard: what could be read of it
+--   progress        for (topic, consumer_group, queue_id): settled offset, the queue's offsets and its epoch
+--   dead_letter     undecided dead letters; consumer_group null: of no known group
+--   decision        deliveries that a person discarded
+-- Out: every delivery once. Unknown is never good: a null in a test of completeness makes the evidence incomplete.
+WITH ended AS (
+    -- A number handed out without a row here is still under way.
+    SELECT a.topic, a.message_id, count(DISTINCT a.send_number) AS numbers
+    FROM attempt a
+    JOIN (SELECT DISTINCT topic, message_id, send_count FROM delivery) s
+        ON s.topic = a.topic AND s.message_id = a.message_id
+    WHERE a.send_number <= s.send_count
+    GROUP BY a.topic, a.message_id
+),
+addressed AS (
+    -- The copies of each delivery. A stub sent once tells by itself.
+    SELECT d.stub_id, d.consumer_group, d.topic,
+        d.sent_at IS NOT NULL AS acknowledged,
+        d.queue_id, d.queue_offset, d.queue_epoch,
+        coalesce(d.attempted_at, d.sent_at) AS started_at, d.sent_at AS finished_at,
+        d.attempt_deadline AS deadline, d.deliver_at
+    FROM delivery d
+    WHERE d.send_count = 1 AND (d.sent_at IS NOT NULL OR d.refusals = 0)
+    UNION ALL
+    SELECT d.stub_id, d.consumer_group, d.topic,
+        a.outcome = 'sent' AS acknowledged,
+        a.queue_id, a.queue_offset, a.queue_epoch,
+        a.started_at, a.finished_at,
+        CASE WHEN a.send_number = d.send_count THEN d.attempt_deadline END AS deadline, d.deliver_at
+    FROM delivery d
+    JOIN attempt a
+        ON a.topic = d.topic AND a.message_id = d.message_id AND a.send_number <= d.send_count
+        AND (a.consumer_group IS NULL OR a.consumer_group = d.consumer_group)
+    WHERE d.send_count > 1 AND a.outcome <> 'refused'
+    UNION ALL
+    SELECT d.stub_id, d.consumer_group, d.topic,
+        false AS acknowledged,
+        CAST(NULL AS int) AS queue_id, CAST(NULL AS bigint) AS queue_offset, CAST(NULL AS varchar(64)) AS queue_epoch,
+        d.attempted_at AS started_at, CAST(NULL AS bigint) AS finished_at,
+        d.attempt_deadline AS deadline, d.deliver_at
+    FROM delivery d
+    LEFT JOIN ended e ON e.topic = d.topic AND e.message_id = d.message_id
+    WHERE d.send_count > 1 AND coalesce(e.numbers, 0) < d.send_count
+),
+trusting AS (
+    SELECT c.*,
+        q.settled_offset, q.first_offset, q.next_offset, q.previous_next_offset, q.previous_read_at, q.rate,
+        coalesce(c.acknowledged AND c.queue_offset IS NOT NULL AND c.queue_epoch = q.epoch, false) AS trusted,
+        coalesce(c.acknowledged AND c.queue_epoch <> q.epoch AND NOT q.epoch_accepted, false) AS of_older_epoch,
+        greatest(c.started_at, c.deliver_at) + p.max_send_duration AS stored_by,
+        g.passed_until, i.as_of
+    FROM addressed c
+    CROSS JOIN instant i
+    JOIN policy p ON p.topic = c.topic AND p.consumer_group = c.consumer_group
+    LEFT JOIN group_state g ON g.topic = c.topic AND g.consumer_group = c.consumer_group
+    LEFT JOIN progress q
+        ON q.topic = c.topic AND q.consumer_group = c.consumer_group AND q.queue_id = c.queue_id
+),
+placed AS (
+    -- Past is tested first; what is known and not past is ahead.
+    SELECT t.*,
+        CASE
+            WHEN t.trusted AND t.queue_offset < t.settled_offset THEN 'passed'
+            WHEN t.trusted AND t.queue_offset < t.first_offset THEN 'expired'
+            WHEN t.trusted AND t.queue_offset >= t.next_offset AND t.queue_offset >= t.previous_next_offset
+                AND t.finished_at < t.previous_read_at THEN 'truncated'
+            WHEN t.trusted AND t.settled_offset IS NOT NULL THEN 'ahead'
+            WHEN t.trusted THEN 'unknown'
+            WHEN t.of_older_epoch THEN 'unknown'
+            WHEN t.started_at IS NULL OR t.passed_until IS NULL THEN 'unknown'
+            WHEN t.stored_by < t.passed_until AND coalesce(t.deadline, t.as_of) <= t.as_of THEN 'passed'
+            ELSE 'ahead'
+        END AS place
+    FROM trusting t
+),
+seen AS (
+    SELECT stub_id, consumer_group,
+        count(*) AS copies,
+        sum(CASE WHEN place = 'ahead' THEN 1 ELSE 0 END) AS copies_ahead,
+        sum(CASE WHEN place IN ('passed', 'expired', 'truncated') THEN 1 ELSE 0 END) AS copies_past,
+        bool_or(acknowledged) AS acknowledged,
+        bool_or(of_older_epoch) AS of_older_epoch,
+        bool_or(CASE WHEN trusted THEN settled_offset IS NULL ELSE passed_until IS NULL END) AS progress_unknown,
+        bool_or(place = 'expired') AS expired,
+        bool_or(place = 'truncated') AS truncated,
+        max(CASE WHEN place = 'ahead' AND rate > 0
+            THEN CAST(1000000 * (queue_offset - settled_offset) / rate AS bigint) END) AS wait_estimate,
+        max(queue_offset) AS copy_offset,
+        max(settled_offset) AS settled_offset,
+        max(passed_until) AS passed_until
+    FROM placed
+    GROUP BY stub_id, consumer_group
+),
+facts AS (
+    SELECT d.*, i.as_of,
+        p.max_clock_skew, p.first_check, p.consume_timeout, p.redelivery_horizon, p.recheck,
+        p.unknown_horizon, p.backlog_horizon, p.overdue_horizon, p.replay_horizon, p.queue_delay_cap,
+        p.max_refusals, p.duplicates,
+        coalesce(d.max_sends, p.max_sends) AS budget,
+        coalesce(c.copies, 0) AS copies, coalesce(c.copies_ahead, 0) AS copies_ahead,
+        coalesce(c.copies_past, 0) AS copies_past, coalesce(c.acknowledged, false) AS acknowledged,
+        coalesce(c.expired, false) AS expired, coalesce(c.truncated, false) AS truncated,
+        c.wait_estimate, c.copy_offset, c.settled_offset, c.passed_until,
+        coalesce(d.log_found, false) AS received,
+        z.message_id IS NOT NULL AS discarded,
+        (l.message_id IS NOT NULL OR n.message_id IS NOT NULL) AS dead_lettered,
+        greatest(d.created_at, d.deliver_at, d.attempted_at) AS base,
+        -- A lease exists only while a worker consumes; a state we do not know may be one.
+        coalesce(d.log_found, false) AND coalesce(d.log_state NOT IN ('CONSUMED', 'FAILED', 'EXPIRED', 'PARKED'), true)
+            AS leased,
+        CASE
+            WHEN NOT coalesce(d.log_answered, false) THEN 'logs_unread'
+            WHEN d.log_found AND NOT coalesce(d.log_valid, false) THEN 'log_invalid'
+            WHEN NOT coalesce(s.clock_good AND g.clock_good, false) THEN 'clock_skew'
+            WHEN NOT coalesce(d.created_at >= g.log_floor, false) THEN 'log_purged'
+            WHEN coalesce(c.of_older_epoch, false) THEN 'new_epoch'
+            WHEN NOT coalesce(s.attempts_read, false) THEN 'attempts_unread'
+            WHEN NOT coalesce(g.offsets_read AND g.retry_read, false) THEN 'offsets_unread'
+            WHEN NOT coalesce(g.dead_letters_read, false) THEN 'dlq_not_read'
+            WHEN coalesce(c.progress_unknown, false) THEN 'progress_unknown'
+        END AS missing
+    FROM delivery d
+    CROSS JOIN instant i
+    JOIN policy p ON p.topic = d.topic AND p.consumer_group = d.consumer_group
+    LEFT JOIN shard_state s ON s.shard = d.shard
+    LEFT JOIN group_state g ON g.topic = d.topic AND g.consumer_group = d.consumer_group
+    LEFT JOIN seen c ON c.stub_id = d.stub_id AND c.consumer_group = d.consumer_group
+    LEFT JOIN (SELECT DISTINCT topic, message_id, consumer_group FROM decision) z
+        ON z.topic = d.topic AND z.message_id = d.message_id AND z.consumer_group = d.consumer_group
+    LEFT JOIN (SELECT DISTINCT topic, message_id, consumer_group FROM dead_letter WHERE consumer_group IS NOT NULL) l
+        ON l.topic = d.topic AND l.message_id = d.message_id AND l.consumer_group = d.consumer_group
+    LEFT JOIN (SELECT DISTINCT topic, message_id FROM dead_letter WHERE consumer_group IS NULL) n
+        ON n.topic = d.topic AND n.message_id = d.message_id
+),
+matched AS (
+    SELECT f.*,
+        CASE
+            WHEN f.status = 'voided' OR f.discarded THEN 'VOIDED'
+            WHEN f.status = 'confirmed' OR (f.received AND f.log_valid AND f.log_state = 'CONSUMED') THEN 'CONFIRMED'
+            WHEN f.dead_lettered THEN 'DEAD_LETTERED'
+            WHEN f.received AND f.log_state = 'PARKED' THEN 'PARKED'
+            WHEN f.leased AND (f.lease_expires_at IS NULL OR f.lease_expires_at + f.max_clock_skew > f.as_of)
+                THEN 'IN_PROGRESS'
+            WHEN f.received AND f.as_of < f.log_updated_at + f.consume_timeout THEN 'IN_PROGRESS'
+            WHEN NOT f.received AND f.as_of < f.next_check_at THEN 'WAITING'
+            WHEN NOT f.acknowledged AND f.as_of < coalesce(f.first_seen_at, f.as_of) + f.first_check THEN 'WAITING'
+            WHEN f.copies_ahead > 0 THEN 'BACKLOGGED'
+            WHEN f.missing IS NOT NULL THEN 'UNKNOWN'
+            WHEN f.received AND f.copies_past = f.copies THEN 'STALLED'
+            WHEN NOT f.received AND f.copies_past = f.copies AND NOT f.acknowledged THEN 'UNSENT'
+            WHEN NOT f.received AND f.copies_past = f.copies AND f.acknowledged THEN 'LOST'
+            ELSE 'UNKNOWN'
+        END AS matched
+    FROM facts f
+),
+repairable AS (
+    SELECT m.*,
+        coalesce(m.matched IN ('UNSENT', 'LOST')
+            OR (m.matched = 'STALLED' AND m.duplicates <> 'no'
+                AND m.as_of >= m.log_updated_at + m.redelivery_horizon), false) AS repairable,
+        CASE
+            WHEN m.status = 'exhausted' THEN 'given_up'
+            WHEN m.send_count - m.refusals >= m.budget THEN 'sends_used'
+            WHEN m.refusals >= m.max_refusals THEN 'refused'
+            WHEN m.as_of >= m.created_at + m.replay_horizon THEN 'too_old'
+        END AS spent
+    FROM matched m
+),
+judged AS (
+    SELECT r.*,
+        CASE WHEN r.repairable AND r.spent IS NOT NULL THEN 'EXHAUSTED' ELSE r.matched END AS verdict,
+        r.repairable AND r.spent IS NULL AS eligible,
+        CASE
+            WHEN r.repairable AND r.spent IS NOT NULL THEN r.spent
+            WHEN r.matched = 'VOIDED' AND r.status = 'voided' THEN 'stub_voided'
+            WHEN r.matched = 'VOIDED' THEN 'discarded'
+            WHEN r.matched = 'CONFIRMED' AND r.received THEN 'consumed'
+            WHEN r.matched = 'CONFIRMED' THEN 'stub_confirmed'
+            WHEN r.matched = 'DEAD_LETTERED' THEN 'dead_letter'
+            WHEN r.matched = 'PARKED' THEN 'ordering_key'
+            WHEN r.matched = 'IN_PROGRESS' AND r.leased AND r.lease_expires_at IS NULL THEN 'lease_without_expiry'
+            WHEN r.matched = 'IN_PROGRESS' AND r.leased AND r.lease_expires_at + r.max_clock_skew > r.as_of THEN 'leased'
+            WHEN r.matched = 'IN_PROGRESS' THEN 'touched_lately'
+            WHEN r.matched = 'WAITING' AND NOT r.received AND r.as_of < r.next_check_at THEN 'not_due'
+            WHEN r.matched = 'WAITING' THEN 'first_check'
+            WHEN r.matched = 'BACKLOGGED' AND r.received THEN 'to_be_redelivered'
+            WHEN r.matched = 'BACKLOGGED' THEN 'ahead_of_group'
+            WHEN r.matched = 'UNKNOWN' THEN coalesce(r.missing, 'undecidable')
+            WHEN r.matched = 'STALLED' AND r.repairable THEN 'not_finished'
+            WHEN r.matched = 'STALLED' AND r.duplicates = 'no' THEN 'no_duplicates_allowed'
+            WHEN r.matched = 'STALLED' THEN 'redelivery_possible'
+            WHEN r.matched = 'UNSENT' AND r.copies = 0 AND r.send_count = 0 THEN 'never_sent'
+            WHEN r.matched = 'UNSENT' AND r.copies = 0 THEN 'refused'
+            WHEN r.matched = 'UNSENT' THEN 'not_stored'
+            WHEN r.expired THEN 'expired_in_broker'
+            WHEN r.truncated THEN 'truncated'
+            ELSE 'passed_over'
+        END AS reason,
+        -- Null: never again, or only the claim moves it.
+        CASE
+            WHEN r.matched IN ('VOIDED', 'CONFIRMED') OR r.repairable THEN CAST(NULL AS bigint)
+            WHEN r.matched = 'IN_PROGRESS' AND r.leased AND r.lease_expires_at IS NULL
+                THEN greatest(r.as_of + r.recheck, r.log_updated_at + r.consume_timeout)
+            WHEN r.matched = 'IN_PROGRESS' AND r.leased
+                THEN greatest(r.lease_expires_at + r.max_clock_skew, r.log_updated_at + r.consume_timeout)
+            WHEN r.matched = 'IN_PROGRESS' THEN r.log_updated_at + r.consume_timeout
+            WHEN r.matched = 'WAITING' THEN greatest(
+                CASE WHEN NOT r.received THEN r.next_check_at END,
+                CASE WHEN NOT r.acknowledged THEN coalesce(r.first_seen_at, r.as_of) + r.first_check END)
+            WHEN r.matched = 'BACKLOGGED'
+                THEN r.as_of + greatest(r.recheck, least(coalesce(r.wait_estimate, r.recheck), r.queue_delay_cap))
+            WHEN r.matched = 'STALLED' AND r.as_of < r.log_updated_at + r.redelivery_horizon
+                THEN r.log_updated_at + r.redelivery_horizon
+            ELSE r.as_of + r.recheck
+        END AS planned_look
+    FROM repairable r
+)
+SELECT
+    j.stub_id, j.shard, j.topic, j.message_id, j.consumer_group,
+    j.status, j.send_count, j.refusals, j.budget, j.verdict, j.reason, j.eligible,
+    CASE
+        WHEN j.verdict IN ('VOIDED', 'CONFIRMED') THEN CAST(NULL AS varchar(32))
+        WHEN j.verdict = 'EXHAUSTED' THEN 'exhausted'
+        WHEN j.verdict = 'UNKNOWN' AND j.reason = 'new_epoch' THEN 'new_epoch'
+        WHEN j.reason = 'no_duplicates_allowed' AND j.as_of >= j.log_updated_at + j.redelivery_horizon THEN 'stalled'
+        WHEN j.as_of >= j.base + j.overdue_horizon THEN 'overdue'
+        WHEN j.verdict = 'BACKLOGGED' AND j.as_of >= j.base + j.backlog_horizon THEN 'backlog'
+        WHEN j.verdict = 'UNKNOWN' AND j.as_of >= j.base + j.unknown_horizon THEN 'unknown'
+    END AS case_kind,
+    -- Never later than the next horizon that makes a case.
+    CASE WHEN j.planned_look IS NULL THEN CAST(NULL AS bigint) ELSE least(
+        j.planned_look,
+        CASE WHEN j.as_of < j.base + j.overdue_horizon THEN j.base + j.overdue_horizon END,
+        CASE WHEN j.verdict = 'BACKLOGGED' AND j.as_of < j.base + j.backlog_horizon THEN j.base + j.backlog_horizon END,
+        CASE WHEN j.verdict = 'UNKNOWN' AND j.as_of < j.base + j.unknown_horizon THEN j.base + j.unknown_horizon END)
+    END AS next_look_at,
+    coalesce(j.verdict = 'CONFIRMED' AND j.log_consumed_at > coalesce(j.judged_at, 0), false) AS newly,
+    j.received, j.log_state, j.log_updated_at, j.lease_expires_at, j.copies, j.copies_ahead, j.acknowledged,
+    j.queue_id, j.copy_offset, j.settled_offset, j.passed_until, j.missing
+FROM judged j
