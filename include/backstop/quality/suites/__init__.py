@@ -1,0 +1,51 @@
+"""The suites as data: one SQL file each, in which every check is a query that returns the ids of what breaks
+it.
+
+A check starts with a line `-- name: <name>: <what must hold>` and reads `FROM {batch} AS run`, one row
+(run_id, stage, started_at, as_of, repair_topics) that is the run being audited; it says JOIN, because that is
+how Great Expectations knows that the query names {batch} itself. It selects ids only: never a payload,
+because results are kept and shown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+SUITES = ("stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts")
+_HEADING = re.compile(r"^-- name: (?P<name>[a-z][a-z0-9_]*): (?P<must_hold>.+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One expectation: `sql` returns a row of ids for each breach, and none when `must_hold` does."""
+
+    name: str
+    must_hold: str
+    sql: str
+
+
+@cache
+def checks_of(suite: str) -> tuple[Check, ...]:
+    """The checks of one of SUITES, in the order of its file. Unknown names raise KeyError."""
+    if suite not in SUITES:
+        raise KeyError(f"{suite} is none of {', '.join(SUITES)}")
+    return tuple(_parse(files(__package__).joinpath(f"{suite}.sql").read_text(encoding="utf-8")))
+
+
+def _parse(text: str) -> list[Check]:
+    checks: list[Check] = []
+    heading: re.Match[str] | None = None
+    lines: list[str] = []
+    for line in [*text.splitlines(), "-- name: end: of the file"]:
+        found = _HEADING.match(line)
+        if found is None:
+            lines.append(line)
+            continue
+        if heading is not None:
+            sql = "\n".join(lines).strip().removesuffix(";")
+            checks.append(Check(heading["name"], heading["must_hold"].strip(), sql))
+        heading, lines = found, []
+    return checks

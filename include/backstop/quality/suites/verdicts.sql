@@ -1,0 +1,127 @@
+-- What the judge staged, before a verdict is promoted or a request is made.
+
+-- name: names_known: every verdict is one of the rule's; a WAITING one is staged only for its case
+SELECT v.topic, v.message_id, v.consumer_group, v.verdict
+FROM {batch} AS run
+JOIN staged_verdict AS v USING (run_id, stage)
+WHERE v.verdict NOT IN ('VOIDED', 'DEAD_LETTERED', 'PARKED', 'IN_PROGRESS', 'WAITING', 'BACKLOGGED', 'UNKNOWN',
+                        'STALLED', 'UNSENT', 'LOST', 'EXHAUSTED')
+   OR (v.verdict = 'WAITING' AND v.case_kind IS NULL);
+
+-- name: counted_names_known: every verdict counted is one of the rule's
+SELECT c.topic, c.consumer_group, c.verdict
+FROM {batch} AS run
+JOIN staged_count AS c USING (run_id, stage)
+WHERE c.verdict NOT IN ('VOIDED', 'CONFIRMED', 'DEAD_LETTERED', 'PARKED', 'IN_PROGRESS', 'WAITING', 'BACKLOGGED',
+                        'UNKNOWN', 'STALLED', 'UNSENT', 'LOST', 'EXHAUSTED');
+
+-- name: one_verdict_a_delivery: every delivery has exactly one verdict, on whatever shard its stub lies
+SELECT v.topic, v.message_id, v.consumer_group
+FROM {batch} AS run
+JOIN staged_verdict AS v USING (run_id, stage)
+GROUP BY v.topic, v.message_id, v.consumer_group
+HAVING count(*) > 1;
+
+-- name: deliveries_conserved: the verdicts counted for a topic add up to the deliveries that its stubs owe
+SELECT coalesce(owed.topic, counted.topic) AS topic
+FROM (
+    SELECT s.topic, sum(s.deliveries) AS deliveries
+    FROM {batch} AS run
+    JOIN staged_stub AS s USING (run_id, stage)
+    GROUP BY s.topic
+) AS owed
+FULL JOIN (
+    SELECT c.topic, sum(c.deliveries) AS deliveries
+    FROM {batch} AS run
+    JOIN staged_count AS c USING (run_id, stage)
+    GROUP BY c.topic
+) AS counted USING (topic)
+WHERE coalesce(owed.deliveries, 0) <> coalesce(counted.deliveries, 0);
+
+-- name: verdicts_conserved: the verdicts staged are as many as were counted (CONFIRMED and WAITING are only counted)
+SELECT coalesce(staged.topic, counted.topic) AS topic,
+    coalesce(staged.consumer_group, counted.consumer_group) AS consumer_group,
+    coalesce(staged.verdict, counted.verdict) AS verdict
+FROM (
+    SELECT v.topic, v.consumer_group, v.verdict, count(*) AS deliveries,
+        sum(CASE WHEN v.eligible THEN 1 ELSE 0 END) AS eligible
+    FROM {batch} AS run
+    JOIN staged_verdict AS v USING (run_id, stage)
+    WHERE v.verdict <> 'WAITING'
+    GROUP BY v.topic, v.consumer_group, v.verdict
+) AS staged
+FULL JOIN (
+    SELECT c.topic, c.consumer_group, c.verdict, c.deliveries, c.eligible
+    FROM {batch} AS run
+    JOIN staged_count AS c USING (run_id, stage)
+    WHERE c.verdict NOT IN ('CONFIRMED', 'WAITING')
+) AS counted USING (topic, consumer_group, verdict)
+WHERE coalesce(staged.deliveries, 0) <> coalesce(counted.deliveries, 0)
+   OR coalesce(staged.eligible, 0) <> coalesce(counted.eligible, 0);
+
+-- name: verdicts_have_stubs: every verdict belongs to a stub of this run, as it was read
+SELECT v.topic, v.message_id, v.consumer_group
+FROM {batch} AS run
+JOIN staged_verdict AS v USING (run_id, stage)
+LEFT JOIN staged_stub AS s USING (run_id, stage, shard, topic, message_id)
+WHERE s.message_id IS NULL OR s.send_count <> v.send_count;
+
+-- name: only_losses_are_eligible: only STALLED, UNSENT and LOST may be sent again
+SELECT v.topic, v.message_id, v.consumer_group, v.verdict
+FROM {batch} AS run
+JOIN staged_verdict AS v USING (run_id, stage)
+WHERE v.eligible AND v.verdict NOT IN ('STALLED', 'UNSENT', 'LOST');
+
+-- name: confirmed_is_complete: a stub becomes confirmed only when every delivery is CONFIRMED or VOIDED
+SELECT s.topic, s.message_id
+FROM {batch} AS run
+JOIN staged_stub AS s USING (run_id, stage)
+WHERE s.new_status = 'confirmed' AND s.old_status <> 'confirmed'
+  AND (s.deliveries = 0 OR EXISTS (
+        SELECT 1 FROM staged_verdict AS v
+        WHERE v.run_id = s.run_id AND v.stage = s.stage AND v.topic = s.topic AND v.message_id = s.message_id
+          AND v.verdict <> 'VOIDED'));
+
+-- name: exhausted_is_spent: a stub becomes exhausted only when what is open is EXHAUSTED, and something is
+SELECT s.topic, s.message_id
+FROM {batch} AS run
+JOIN staged_stub AS s USING (run_id, stage)
+LEFT JOIN staged_verdict AS v USING (run_id, stage, topic, message_id)
+WHERE s.new_status = 'exhausted' AND s.old_status = 'pending'
+GROUP BY s.shard, s.topic, s.message_id
+HAVING count(*) FILTER (WHERE v.verdict = 'EXHAUSTED') = 0
+    OR count(*) FILTER (WHERE v.verdict NOT IN ('EXHAUSTED', 'VOIDED')) > 0;
+
+-- name: final_stays_final: a confirmed or voided stub keeps its status
+SELECT s.topic, s.message_id
+FROM {batch} AS run
+JOIN staged_stub AS s USING (run_id, stage)
+WHERE s.old_status IN ('confirmed', 'voided') AND s.new_status <> s.old_status;
+
+-- name: waiting_looks_ahead: what only waits has a next look, and it is not in the past
+SELECT v.topic, v.message_id, v.consumer_group, v.verdict
+FROM {batch} AS run
+JOIN staged_verdict AS v USING (run_id, stage)
+WHERE v.verdict IN ('IN_PROGRESS', 'BACKLOGGED', 'UNKNOWN')
+  AND (v.next_look_at IS NULL OR v.next_look_at < run.as_of);
+
+-- name: sends_within_budget: nothing is eligible whose sends are used up
+SELECT v.topic, v.message_id, v.consumer_group
+FROM {batch} AS run
+JOIN staged_verdict AS v USING (run_id, stage)
+WHERE v.eligible
+  AND v.send_count - coalesce((v.evidence ->> 'refusals')::bigint, 0) >= (v.evidence ->> 'budget')::bigint;
+
+-- name: progress_never_backwards: within one epoch no group went back, but where a REGRESSION isolates the queue
+SELECT p.consumer_group, p.broker, p.topic, p.queue_id
+FROM {batch} AS run
+JOIN progress AS p ON p.run_id = run.run_id
+WHERE EXISTS (
+        SELECT 1 FROM progress_history AS h
+        WHERE h.consumer_group = p.consumer_group AND h.broker = p.broker AND h.topic = p.topic
+          AND h.queue_id = p.queue_id AND h.epoch = p.epoch
+          AND h.recorded_at < p.recorded_at AND h.next_offset > p.next_offset)
+  AND NOT EXISTS (
+        SELECT 1 FROM anomaly AS a
+        WHERE a.kind = 'REGRESSION' AND a.consumer_group = p.consumer_group AND a.topic = p.topic
+          AND starts_with(a.subject, concat_ws('/', p.consumer_group, p.topic, p.queue_id::text, p.epoch) || '/'));

@@ -1,0 +1,324 @@
+"""The data checks on a real PostgreSQL: what each suite lets through, what it stops, and what it keeps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.errors import AuditFailed, RunLost, StoreUnavailable
+from backstop.local.postgres import Postgres
+from backstop.quality import SUITES, SuiteResult, run_suite
+from backstop.quality.suites import checks_of
+
+STAGE = 2
+CONTROL = files("backstop.schema").joinpath("control/0001_control.sql")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("pg")) as postgres:
+        yield postgres
+
+
+class Control:
+    """The control database of one test, with one run whose staged rows are sound: one lost delivery, one
+    confirmed."""
+
+    def __init__(self, url: str, docs: Path) -> None:
+        self.url, self.docs = url, docs
+        self.connection = psycopg2.connect(url)
+        self.connection.autocommit = True
+        self.run_id = self.one(
+            "INSERT INTO run (duty, token, stage, policy_version, code_version)"
+            " VALUES ('reconcile', %s, %s, 'p', 'c') RETURNING run_id",
+            str(uuid.uuid4()),
+            STAGE,
+        )
+
+    def one(self, query: str, *values: object) -> Any:
+        with self.connection.cursor() as cursor:
+            cursor.execute(query, values)
+            row = cursor.fetchone() if cursor.description else None
+            return row[0] if row else None
+
+    def stage(
+        self, message_id: str = "m-1", *, verdict: str = "LOST", eligible: bool = True, **other: object
+    ) -> None:
+        self.insert(
+            "staged_stub",
+            shard=other.get("shard", "shop_a"), message_id=message_id, old_status="pending",
+            new_status=other.get("new_status", "pending"), send_count=1, deliveries=2,
+        )  # fmt: skip
+        self.insert(
+            "staged_verdict",
+            shard=other.get("shard", "shop_a"), message_id=message_id, consumer_group="billing",
+            verdict=verdict, reason="passed_over", eligible=eligible, send_count=1, next_look_at=other.get("next_look_at"),
+            evidence=json.dumps(other.get("evidence", {"refusals": 0, "budget": 5})),
+        )  # fmt: skip
+        self.insert("staged_count", consumer_group="billing", verdict=verdict, deliveries=1,
+                    eligible=int(eligible), newly=0)  # fmt: skip
+        self.insert(
+            "staged_count", consumer_group="shipping", verdict="CONFIRMED", deliveries=1, eligible=0, newly=1
+        )
+        self.insert("staged_read", topic=None, subject="shard shop_a", rows_read=1, complete=True)
+
+    def promote(self) -> None:
+        """What a sound promotion of `stage()` writes."""
+        self.one(
+            "INSERT INTO verdict SELECT run_id, shard, topic, message_id, consumer_group, verdict, reason,"
+            " eligible, send_count, case_kind, next_look_at, evidence FROM staged_verdict WHERE run_id = %s",
+            self.run_id,
+        )
+        self.one(
+            "INSERT INTO verdict_count SELECT run_id, topic, consumer_group, verdict, deliveries, eligible,"
+            " newly FROM staged_count WHERE run_id = %s",
+            self.run_id,
+        )
+
+    def ask(self, message_id: str = "m-1", *, send_number: int = 2, **other: object) -> None:
+        self.insert("resend_request", stage=None, shard="shop_a", message_id=message_id,
+                    send_number=send_number, reason="LOST", requested_by="reconcile", **other)  # fmt: skip
+
+    def insert(self, table: str, **values: object) -> None:
+        row = {"run_id": self.run_id, "stage": STAGE, "topic": "orders", **values}
+        row = {name: value for name, value in row.items() if value is not None}
+        self.one(
+            f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join(['%s'] * len(row))})", *row.values()
+        )
+
+    def audit(self, suite: str, topics: tuple[str, ...] = ("orders",)) -> SuiteResult:
+        return run_suite(suite, self.url, self.run_id, STAGE, self.docs, repair_topics=topics)
+
+    def broken(self, suite: str, topics: tuple[str, ...] = ("orders",)) -> dict[str, dict[str, Any]]:
+        """The checks that fail, by name, as the data_check row has them."""
+        with pytest.raises(AuditFailed):
+            self.audit(suite, topics)
+        failed = self.one(
+            "SELECT failed FROM data_check WHERE run_id = %s AND suite = %s", self.run_id, suite
+        )
+        return {check["name"]: check for check in failed}
+
+
+@pytest.fixture
+def control(server: Postgres, tmp_path: Path) -> Iterator[Control]:
+    name = f"control_{uuid.uuid4().hex[:12]}"
+    server.create_database(name)
+    url = server.admin_dsn(name)
+    made = psycopg2.connect(url)
+    with made, made.cursor() as cursor:
+        cursor.execute(CONTROL.read_text())
+    made.close()
+    database = Control(url, tmp_path / "docs")
+    yield database
+    database.connection.close()
+
+
+def test_every_suite_passes_over_no_rows_and_leaves_a_row_and_a_site(control: Control) -> None:
+    for suite in SUITES:
+        result = control.audit(suite)
+        assert result == SuiteResult(
+            suite, True, len(checks_of(suite)), (), f"{control.run_id}/{suite}/index.html"
+        )
+        assert (control.docs / result.report).is_file()
+    rows = control.one(
+        "SELECT json_object_agg(suite, passed) FROM data_check WHERE run_id = %s", control.run_id
+    )
+    assert rows == dict.fromkeys(SUITES, True)
+
+
+def test_a_sound_run_passes_every_suite(control: Control) -> None:
+    control.stage()
+    for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts"):
+        assert control.audit(suite).passed
+    control.promote()
+    control.ask()
+    assert control.audit("requests").passed
+    assert control.audit("attempts").passed
+
+
+def test_a_missing_verdict_breaks_conservation_and_names_the_topic_only(control: Control) -> None:
+    control.stage()
+    control.one("DELETE FROM staged_count WHERE verdict = 'CONFIRMED'")
+    broken = control.broken("verdicts")
+    assert set(broken) == {"deliveries_conserved"}
+    assert broken["deliveries_conserved"]["count"] == 1
+    assert broken["deliveries_conserved"]["ids"] == [{"topic": "orders"}]
+
+
+def test_verdicts_that_were_staged_but_not_counted_are_found(control: Control) -> None:
+    control.stage()
+    control.one("UPDATE staged_count SET eligible = 0")
+    assert set(control.broken("verdicts")) == {"verdicts_conserved"}
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        ("UPDATE staged_verdict SET verdict = 'GONE'", "names_known"),
+        ("UPDATE staged_count SET verdict = 'FINE' WHERE verdict = 'CONFIRMED'", "counted_names_known"),
+        ("UPDATE staged_verdict SET verdict = 'BACKLOGGED', next_look_at = now() + interval '1 day'",
+         "only_losses_are_eligible"),
+        ("UPDATE staged_stub SET new_status = 'confirmed'", "confirmed_is_complete"),
+        ("UPDATE staged_stub SET new_status = 'exhausted'", "exhausted_is_spent"),
+        ("UPDATE staged_stub SET old_status = 'voided'", "final_stays_final"),
+        ("UPDATE staged_stub SET send_count = 3", "verdicts_have_stubs"),
+        ("UPDATE staged_verdict SET send_count = 5", "sends_within_budget"),
+        ("UPDATE staged_verdict SET verdict = 'UNKNOWN', eligible = false, next_look_at = now() - interval '1d'",
+         "waiting_looks_ahead"),
+    ],
+)  # fmt: skip
+def test_a_wrong_verdict_stops_the_promotion(control: Control, change: str, check: str) -> None:
+    control.stage()
+    control.one(change)
+    broken = control.broken("verdicts")
+    assert check in broken
+    assert broken[check]["count"] >= 1
+
+
+def test_progress_that_went_back_stops_the_step_unless_a_regression_isolates_its_queue(
+    control: Control,
+) -> None:
+    place = {"stage": None, "consumer_group": "billing", "broker": "embedded", "queue_id": 0, "epoch": "e"}
+    control.insert(
+        "progress_history", **place, next_offset=9, passed_until="2026-01-01Z", recorded_at="2026-01-01Z"
+    )
+    control.insert("progress", **place, next_offset=5, passed_until="2026-01-02Z", recorded_at="2026-01-02Z")
+    assert set(control.broken("verdicts")) == {"progress_never_backwards"}
+    control.one(
+        "INSERT INTO anomaly (kind, subject, topic, consumer_group, first_run_id)"
+        " VALUES ('REGRESSION', 'billing/orders/0/e/9', 'orders', 'billing', %s)",
+        control.run_id,
+    )
+    assert control.audit("verdicts").passed
+
+
+def test_one_id_on_two_shards_stops_at_the_door(control: Control) -> None:
+    control.stage()
+    control.insert("staged_stub", shard="shop_b", message_id="m-1", old_status="pending",
+                   new_status="pending", send_count=1, deliveries=0)  # fmt: skip
+    broken = control.broken("stubs_at_the_door")
+    assert broken["no_stub_twice"]["ids"] == [{"topic": "orders", "message_id": "m-1"}]
+
+
+def test_a_source_that_was_not_read_must_say_why(control: Control) -> None:
+    control.stage()
+    control.one("UPDATE staged_read SET complete = false")
+    assert set(control.broken("stubs_at_the_door")) == {"reads_complete_or_named"}
+    assert set(control.broken("logs_at_the_door")) == {"reads_complete_or_named"}
+    control.one("UPDATE staged_read SET detail = 'the database is away'")
+    assert control.audit("stubs_at_the_door").passed
+    assert control.audit("logs_at_the_door").passed
+
+
+def test_a_broken_row_is_not_judged_and_a_broken_log_makes_nothing_eligible(control: Control) -> None:
+    control.stage()
+    for store, group in (("shop_a", None), ("billing_db", "billing")):
+        control.insert("quarantine", run_id=None, stage=None, store=store, row_key="m-1", reason="no_time",
+                       message_id="m-1", consumer_group=group, first_run_id=control.run_id)  # fmt: skip
+    assert set(control.broken("stubs_at_the_door")) == {"broken_rows_not_judged"}
+    assert set(control.broken("logs_at_the_door")) == {"broken_logs_decide_nothing"}
+
+
+@pytest.mark.parametrize(
+    ("change", "topics", "check"),
+    [
+        ("UPDATE verdict SET eligible = false; UPDATE verdict_count SET eligible = 0", ("orders",),
+         "only_eligible_requested"),
+        ("SELECT 1", ("payments",), "only_in_repair"),
+        ("UPDATE resend_request SET send_number = 4", ("orders",), "next_send_number"),
+        ("UPDATE verdict SET verdict = 'EXHAUSTED'", ("orders",), "exhausted_has_case"),
+        ("UPDATE verdict_count SET deliveries = 7 WHERE verdict = 'LOST'", ("orders",), "verdicts_promoted"),
+        ("UPDATE verdict_count SET deliveries = 7 WHERE newly = 1", ("orders",), "counts_promoted"),
+        ("INSERT INTO case_file (kind, topic, summary, opened_by_run) "
+         " SELECT 'exhausted', 'orders', 's', run_id FROM run",
+         ("orders",), "case_has_alert"),
+    ],
+)  # fmt: skip
+def test_a_wrong_promotion_is_found(
+    control: Control, change: str, topics: tuple[str, ...], check: str
+) -> None:
+    control.stage()
+    control.promote()
+    control.ask()
+    control.one(change)
+    assert check in control.broken("requests", topics)
+
+
+def test_claims_left_behind_and_closed_requests_that_are_open_are_found(control: Control) -> None:
+    control.ask(closed_by_run=control.run_id)
+    control.ask("m-2", state="claimed", claim_token=str(uuid.uuid4()), updated_at="2026-01-01T00:00Z",
+                claim_deadline="2026-01-01T00:05Z")  # fmt: skip
+    control.one('UPDATE run SET counts = \'{"published": 2, "handed_out": 1}\'')
+    broken = control.broken("attempts")
+    assert set(broken) == {"closed_means_closed", "no_claim_left_behind", "published_within_handed_out"}
+    assert broken["no_claim_left_behind"]["ids"][0]["message_id"] == "m-2"
+
+
+def test_a_stage_that_a_later_judge_left_behind_is_not_audited(control: Control) -> None:
+    control.stage()
+    control.insert("staged_verdict", stage=STAGE - 1, shard="shop_a", message_id="m-0",
+                   consumer_group="billing", verdict="GONE", reason="r", eligible=True, send_count=1, evidence="{}")  # fmt: skip
+    assert control.audit("verdicts").passed
+
+
+def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(control: Control) -> None:
+    control.stage()
+    control.one("UPDATE staged_verdict SET verdict = 'GONE'")
+    with pytest.raises(AuditFailed) as failure:
+        control.audit("verdicts")
+    assert "names_known (1)" in failure.value.what
+    assert "promoted" in failure.value.kept
+    assert f"{control.run_id}/verdicts/index.html" in failure.value.next_step
+    assert failure.value.exit_code == 5
+
+
+def test_a_check_that_cannot_run_does_not_hold(control: Control) -> None:
+    control.one("DROP TABLE progress_history")
+    with pytest.raises(AuditFailed, match="progress_never_backwards of verdicts could not be run"):
+        control.audit("verdicts")
+
+
+def test_a_run_that_is_not_there_is_not_audited_as_if_it_had_no_rows(control: Control) -> None:
+    with pytest.raises(RunLost):
+        run_suite("verdicts", control.url, control.run_id + 1, STAGE, control.docs)
+
+
+def test_a_control_database_that_is_away_fails_the_audit(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable):
+        run_suite("verdicts", "postgresql://nobody@127.0.0.1:1/none", 1, 1, tmp_path)
+
+
+def test_neither_the_site_nor_the_row_keeps_a_payload_or_a_password(control: Control) -> None:
+    control.stage(evidence={"refusals": 0, "budget": 5, "secret": "payload-5f1c"})
+    control.one("UPDATE staged_verdict SET verdict = 'GONE', reason = 'payload-5f1c'")
+    broken = control.broken("verdicts")
+    password = psycopg2.extensions.parse_dsn(control.url)["password"]
+    pages = [page for page in control.docs.rglob("*") if page.is_file() and page.suffix in (".html", ".json")]
+    assert any("validations" in page.parts for page in pages)
+    for text in [json.dumps(broken), *(page.read_text() for page in pages)]:
+        assert "payload-5f1c" not in text
+        assert password not in text
+
+
+def test_the_sites_share_their_fonts_and_images(control: Control) -> None:
+    for suite in SUITES:
+        control.audit(suite)
+    own = sum(page.lstat().st_size for page in (control.docs / str(control.run_id)).rglob("*"))
+    assert own < 1_000_000
+
+
+def test_importing_the_package_imports_no_great_expectations() -> None:
+    code = (
+        "import sys, backstop.quality; print('great_expectations' in sys.modules, 'psycopg2' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
