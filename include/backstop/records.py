@@ -187,6 +187,7 @@ class LogRow:
     first_received_at: datetime | None
     updated_at: datetime | None
     consumed_at: datetime | None
+    conflicts: int = 0
     last_error: str | None = None
     invalid: str | None = None
     """Why the row breaks its contract, or null."""

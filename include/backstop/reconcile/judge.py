@@ -168,4 +168,5 @@ def _view(frame: DataFrame, name: str) -> None:
 
 def _rows(spark: SparkSession, name: str, columns: frames.Columns, rows: list[frames.Row]) -> None:
     data = [tuple(row[column] for column in columns) for row in rows]
-    _view(spark.createDataFrame(data, ddl(columns)), name)
+    # Small beside the deliveries, and Spark cannot see that: without the hint each would be a shuffle of its own.
+    _view(f.broadcast(spark.createDataFrame(data, ddl(columns))), name)

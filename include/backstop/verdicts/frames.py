@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from importlib import resources
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from backstop.config.settings import Policy, Settings
 from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS
+
+if TYPE_CHECKING:
+    from backstop.config.settings import Policy, Settings
 
 Row = dict[str, object]
 Columns = Mapping[str, str]

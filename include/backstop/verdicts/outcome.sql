@@ -33,7 +33,7 @@ decided AS (
 )
 SELECT stub_id, shard, topic, message_id, old_status, new_status, send_count, deliveries,
     CASE
-        WHEN new_status <> 'pending' OR eligible > 0 THEN CAST(NULL AS bigint)
+        WHEN new_status <> 'pending' OR eligible > 0 THEN NULL
         WHEN deliveries = 0 THEN no_taker_at
         ELSE next_look_at
     END AS next_look_at

@@ -44,8 +44,8 @@ addressed AS (
     UNION ALL
     SELECT d.stub_id, d.consumer_group, d.topic,
         false AS acknowledged,
-        CAST(NULL AS int) AS queue_id, CAST(NULL AS bigint) AS queue_offset, CAST(NULL AS varchar(64)) AS queue_epoch,
-        d.attempted_at AS started_at, CAST(NULL AS bigint) AS finished_at,
+        NULL AS queue_id, NULL AS queue_offset, NULL AS queue_epoch,
+        d.attempted_at AS started_at, NULL AS finished_at,
         d.attempt_deadline AS deadline, d.deliver_at
     FROM delivery d
     LEFT JOIN ended e ON e.topic = d.topic AND e.message_id = d.message_id
@@ -207,7 +207,7 @@ judged AS (
         END AS reason,
         -- Null: never again, or only the claim moves it.
         CASE
-            WHEN r.matched IN ('VOIDED', 'CONFIRMED') OR r.repairable THEN CAST(NULL AS bigint)
+            WHEN r.matched IN ('VOIDED', 'CONFIRMED') OR r.repairable THEN NULL
             WHEN r.matched = 'IN_PROGRESS' AND r.leased AND r.lease_expires_at IS NULL
                 THEN greatest(r.as_of + r.recheck, r.log_updated_at + r.consume_timeout)
             WHEN r.matched = 'IN_PROGRESS' AND r.leased
@@ -228,7 +228,7 @@ SELECT
     j.stub_id, j.shard, j.topic, j.message_id, j.consumer_group,
     j.status, j.send_count, j.refusals, j.budget, j.verdict, j.reason, j.eligible,
     CASE
-        WHEN j.verdict IN ('VOIDED', 'CONFIRMED') THEN CAST(NULL AS varchar(32))
+        WHEN j.verdict IN ('VOIDED', 'CONFIRMED') THEN NULL
         WHEN j.verdict = 'EXHAUSTED' THEN 'exhausted'
         WHEN j.verdict = 'UNKNOWN' AND j.reason = 'new_epoch' THEN 'new_epoch'
         WHEN j.reason = 'no_duplicates_allowed' AND j.as_of >= j.log_updated_at + j.redelivery_horizon THEN 'stalled'
@@ -237,7 +237,7 @@ SELECT
         WHEN j.verdict = 'UNKNOWN' AND j.as_of >= j.base + j.unknown_horizon THEN 'unknown'
     END AS case_kind,
     -- Never later than the next horizon that makes a case.
-    CASE WHEN j.planned_look IS NULL THEN CAST(NULL AS bigint) ELSE least(
+    CASE WHEN j.planned_look IS NULL THEN NULL ELSE least(
         j.planned_look,
         CASE WHEN j.as_of < j.base + j.overdue_horizon THEN j.base + j.overdue_horizon END,
         CASE WHEN j.verdict = 'BACKLOGGED' AND j.as_of < j.base + j.backlog_horizon THEN j.base + j.backlog_horizon END,

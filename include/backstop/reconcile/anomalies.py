@@ -1,0 +1,102 @@
+"""Counts what is odd beside the verdicts, over the logs that arrived since the last run: orphans, duplicates, conflicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from psycopg2.extras import execute_values
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import Unavailable
+from backstop.named_sql import load
+from backstop.records import Counts, Key, LogRow, StubStatus
+from backstop.runs.run import Run, hold
+from backstop.verdicts.sources import Sources
+
+_SQL = load("backstop.reconcile", "queries.sql")
+_BATCH = 2_000
+_LIMIT = 50_000
+"""Logs of one group looked at in one run; the next run goes on where this one stopped."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Anomaly = tuple[str, str, str, str, str, str, int, int]
+
+
+def find_anomalies(settings: Settings, connections: Connections, control: Any, run: Run) -> Counts:
+    """Writes table `anomaly`; an unreachable store is left for the next run (its watermark stays).
+
+    ORPHAN: no shard has a stub for the log. The stub is committed before the send, so a log that is there can have no stub
+    to come; it is called an orphan only when every shard answered.
+    """
+    counts = Counts()
+    with Sources(settings, connections) as sources:
+        for group, owner in settings.groups.items():
+            subject = f"anomalies of {group} in {owner.store}"
+            since = _reached(control, subject)
+            # A row is visible only after its commit: rows younger than a lease may still come with an older time.
+            until = run.as_of - settings.policy_for(None).consume_timeout
+            looked = 0
+            try:
+                while looked < _LIMIT and since < until:
+                    logs, since = _next_batch(sources, group, since, until)
+                    found = _look(settings, sources, run, logs)
+                    looked += len(logs)
+                    with control, control.cursor() as cursor:
+                        hold(cursor, run)
+                        if found:
+                            execute_values(cursor, _SQL["anomalies"], _once(found))
+                        cursor.execute(_SQL["reach"], {"subject": subject, "reached": since})
+                    for anomaly in found:
+                        counts.add(anomaly[0].lower())
+            except Unavailable as error:
+                sources.missed(f"anomalies of group {group}", error)
+        counts.add("anomalies_unread", len(sources.unreachable))
+    return counts
+
+
+def _reached(control: Any, subject: str) -> datetime:
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["reached"], {"subject": subject})
+        row = cursor.fetchone()
+    return row[0] if row else _EPOCH
+
+
+def _next_batch(sources: Sources, group: str, since: datetime, until: datetime) -> tuple[list[LogRow], datetime]:
+    """Logs from `since` on, and the instant to go on from. Rows of a full batch's last instant are read again."""
+    limit = _BATCH
+    while True:
+        logs = sources.logs_of(group).received_between(group, since, until, limit)
+        if len(logs) < limit:
+            return logs, until
+        last = max(log.first_received_at for log in logs if log.first_received_at is not None)
+        if last > since:
+            return logs, last
+        limit *= 2  # more rows of one instant than fit: no batch may end where it began
+
+
+def _look(settings: Settings, sources: Sources, run: Run, logs: list[LogRow]) -> list[Anomaly]:
+    keys = [Key(log.topic, log.message_id) for log in logs]
+    status: dict[Key, str] = {}
+    for shard in settings.producers:
+        status.update({key: stub.status for key, stub in sources.shard(shard).stubs(keys).items()})
+    found: list[Anomaly] = []
+    for log, key in zip(logs, keys, strict=True):
+        subject = "".join(f"{len(part)}:{part}" for part in (log.consumer_group, *key))
+        where = (log.topic, log.message_id, log.consumer_group)
+        if key not in status:
+            found.append(("ORPHAN", subject, *where, "a log without a stub on any shard", 1, run.run_id))
+        elif status[key] == StubStatus.VOIDED and log.state == "CONSUMED":
+            found.append(("VOIDED_BUT_CONSUMED", subject, *where, "consumed although withdrawn", 1, run.run_id))
+        if log.duplicates_stopped > 0:
+            detail = f"received again and stopped {log.duplicates_stopped} times"
+            found.append(("DUPLICATE", subject, *where, detail, log.duplicates_stopped, run.run_id))
+        if log.conflicts > 0:
+            detail = f"received {log.conflicts} times with another content"
+            found.append(("CONFLICT", subject, *where, detail, log.conflicts, run.run_id))
+    return found
+
+
+def _once(found: Iterable[Anomaly]) -> list[Anomaly]:
+    return list({(anomaly[0], anomaly[1]): anomaly for anomaly in found}.values())
