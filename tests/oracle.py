@@ -1,0 +1,384 @@
+"""The verdict rule in plain Python, written from the specification alone, as the judge of the portable SQL.
+
+It takes the same rows (dicts with the columns of `backstop.verdicts.frames`) and is slow on purpose: one delivery at a
+time, three truth values where the specification says "known" (None: it cannot be told).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+Maybe = bool | None
+NO_LEASE = {"CONSUMED", "FAILED", "EXPIRED", "PARKED"}
+"""A lease exists in state CONSUMING only, or in a state that we do not know."""
+SETTLED = {"CONFIRMED", "VOIDED"}
+
+
+def both(*parts: Maybe) -> Maybe:
+    """True when all are; false when one is false; else it cannot be told."""
+    if any(part is False for part in parts):
+        return False
+    return None if any(part is None for part in parts) else True
+
+
+def either(*parts: Maybe) -> Maybe:
+    """True when one is; false when all are false; else it cannot be told."""
+    if any(part is True for part in parts):
+        return True
+    return None if any(part is None for part in parts) else False
+
+
+def less(left: int | None, right: int | None) -> Maybe:
+    return None if left is None or right is None else left < right
+
+
+def at_least(left: int | None, right: int | None) -> Maybe:
+    return None if left is None or right is None else left >= right
+
+
+def plus(instant: int | None, length: int) -> int | None:
+    return None if instant is None else instant + length
+
+
+def latest(*instants: int | None) -> int | None:
+    return max((i for i in instants if i is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One send number that may have reached the broker, addressed to this group."""
+
+    acknowledged: bool
+    attempted_at: int | None
+    finished_at: int | None
+    deadline: int | None
+    """Null: nothing of it is under way."""
+    queue_id: int | None = None
+    offset: int | None = None
+    epoch: str | None = None
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What is known of one copy."""
+
+    trusted: bool
+    past: Maybe
+    progress_known: bool
+    epoch_good: bool
+    how: str
+    """Why it is past: passed, expired_in_broker or truncated."""
+
+
+# ---------------------------------------------------------------------------------------------- owed deliveries
+
+
+def owed(tables: Tables) -> list[tuple[int, str]]:
+    """(stub_id, group) of each delivery: subscribed, filter takes it, created while active, not below the start."""
+    found = []
+    for stub in tables["stub"]:
+        for policy in tables["policy"]:
+            if stub["topic"] == policy["topic"] and _owes(stub, policy, tables):
+                found.append((stub["stub_id"], policy["consumer_group"]))
+    return found
+
+
+def _owes(stub: Row, policy: Row, tables: Tables) -> bool:
+    where = (policy["topic"], policy["consumer_group"])
+    tags = {row["tag"] for row in tables["group_tag"] if (row["topic"], row["consumer_group"]) == where}
+    if not policy["every_tag"] and (stub["tag"] is None or stub["tag"] not in tags):
+        return False
+    if policy["active_from"] is not None and stub["created_at"] < policy["active_from"]:
+        return False
+    if policy["active_until"] is not None and stub["created_at"] >= policy["active_until"]:
+        return False
+    for start in tables["start_offset"]:
+        here = (start["topic"], start["consumer_group"]) == where
+        if here and stub["queue_id"] == start["queue_id"] and stub["queue_epoch"] == start["epoch"]:
+            # Offsets are never compared across epochs; without an offset, created_at has decided.
+            if stub["queue_offset"] is not None and stub["queue_offset"] < start["start_offset"]:
+                return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------------- copies
+
+
+def copies(delivery: Row, attempts: Iterable[Row]) -> list[Copy]:
+    """The copies addressed to the delivery's group."""
+    stub, group = delivery, delivery["consumer_group"]
+    under_way = Copy(False, stub["attempted_at"], None, stub["attempt_deadline"])
+    if stub["send_count"] == 0:
+        return []
+    if stub["send_count"] == 1:
+        if stub["sent_at"] is not None:
+            return [Copy(True, stub["attempted_at"], stub["sent_at"], stub["attempt_deadline"], stub["queue_id"],
+                         stub["queue_offset"], stub["queue_epoch"])]  # fmt: skip
+        return [] if stub["refusals"] >= 1 else [under_way]
+    found = []
+    for number in range(1, stub["send_count"] + 1):
+        rows = [a for a in attempts if a["send_number"] == number]
+        if not rows:
+            # Handed out, no row: under way, to whom is not known. The stub's times are the newest send's: never too early.
+            found.append(under_way)
+        for row in rows:
+            if row["consumer_group"] in (None, group) and row["outcome"] != "refused":
+                newest = number == stub["send_count"]
+                found.append(Copy(
+                    row["outcome"] == "sent", row["started_at"], row["finished_at"],
+                    stub["attempt_deadline"] if newest else None,
+                    row["queue_id"], row["queue_offset"], row["queue_epoch"],
+                ))  # fmt: skip
+    return found
+
+
+def fate(copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[int, Row], as_of: int) -> Fate:
+    """Past, ahead or not known; and whether the evidence about this copy is good."""
+    queue = None if copy.queue_id is None else queues.get(copy.queue_id)
+    trusted = (
+        copy.acknowledged and queue is not None and copy.offset is not None and copy.epoch is not None
+        and copy.epoch == queue["epoch"]
+    )  # fmt: skip
+    # Known to be of the present epoch, or of an older one that a person has accepted; without an epoch it is of none.
+    epoch_good = copy.epoch is None or (
+        queue is not None and (copy.epoch == queue["epoch"] or queue["epoch_accepted"] is True)
+    )
+    if trusted:
+        assert queue is not None
+        passed = less(copy.offset, queue["settled_offset"])
+        expired = less(copy.offset, queue["first_offset"]) is True
+        truncated = both(
+            at_least(copy.offset, queue["next_offset"]), at_least(copy.offset, queue["previous_next_offset"]),
+            less(copy.finished_at, queue["previous_read_at"]),
+        ) is True  # fmt: skip
+        how = "passed" if passed else "expired_in_broker" if expired else "truncated"
+        return Fate(True, either(passed, expired, truncated), queue["settled_offset"] is not None, epoch_good, how)
+    stored_by = None
+    if copy.attempted_at is not None:
+        stored_by = plus(latest(copy.attempted_at, delivery["deliver_at"]), policy["max_send_duration"])
+    over = copy.deadline is None or as_of >= copy.deadline
+    past = both(less(stored_by, group["passed_until"]), over)
+    return Fate(False, past, group["passed_until"] is not None, epoch_good, "passed")
+
+
+# ---------------------------------------------------------------------------------------------- the rule
+
+_NOTHING: dict[str, Any] = dict.fromkeys(
+    ("passed_until", "log_floor", "clock_good", "offsets_read", "retry_read", "dead_letters_read", "attempts_read")
+)
+
+
+def judge(tables: Tables) -> list[dict[str, Any]]:
+    """One answer for each delivery: stub_id, consumer_group, verdict, reason, eligible, case_kind, next_look_at."""
+    as_of = tables["instant"][0]["as_of"]
+    return [_Judgement(delivery, tables, as_of).answer() for delivery in tables["delivery"]]
+
+
+class _Judgement:
+    def __init__(self, delivery: Row, tables: Tables, as_of: int) -> None:
+        key = (delivery["topic"], delivery["message_id"])
+        where = (delivery["topic"], delivery["consumer_group"])
+
+        def of_group(name: str) -> list[Row]:
+            return [row for row in tables[name] if (row["topic"], row["consumer_group"]) == where]
+
+        def of_key(name: str) -> list[Row]:
+            return [row for row in tables[name] if (row["topic"], row["message_id"]) == key]
+
+        self.s, self.as_of = delivery, as_of
+        self.policy = of_group("policy")[0]
+        self.group = next(iter(of_group("group_state")), _NOTHING)
+        self.shard = next((r for r in tables["shard_state"] if r["shard"] == delivery["shard"]), _NOTHING)
+        self.queues = {row["queue_id"]: row for row in of_group("progress")}
+        self.discarded = any(row["consumer_group"] == where[1] for row in of_key("decision"))
+        self.dead = any(row["consumer_group"] in (None, where[1]) for row in of_key("dead_letter"))
+        self.copies = copies(delivery, of_key("attempt"))
+        self.fates = [fate(c, delivery, self.policy, self.group, self.queues, as_of) for c in self.copies]
+        self.acknowledged = any(c.acknowledged for c in self.copies)
+        self.l = delivery["log_found"] is True
+        self.base = latest(delivery["created_at"], delivery["deliver_at"], delivery["attempted_at"])
+
+    # -- evidence
+
+    def lease_until(self) -> int | None:
+        """When the lease is over for certain; null where there is none, or where it has no end."""
+        return plus(self.s["lease_expires_at"], self.policy["max_clock_skew"]) if self.may_have_lease() else None
+
+    def may_have_lease(self) -> bool:
+        return self.l and self.s["log_state"] not in NO_LEASE
+
+    def touched_until(self) -> int | None:
+        return plus(self.s["log_updated_at"], self.policy["consume_timeout"]) if self.l else None
+
+    def in_progress(self) -> bool:
+        alive = self.may_have_lease() and (self.lease_until() is None or self.lease_until() > self.as_of)  # type: ignore[operator]
+        return alive or less(self.as_of, self.touched_until()) is True
+
+    def waits_until(self) -> int | None:
+        """The instant before which it is too early to look, or null."""
+        instants = []
+        if not self.l:
+            instants.append(self.s["next_check_at"])
+        if not self.l and not self.acknowledged:
+            seen = self.as_of if self.s["first_seen_at"] is None else self.s["first_seen_at"]
+            instants.append(seen + self.policy["first_check"])
+        return latest(*(i for i in instants if self.as_of < i))
+
+    def missing(self) -> list[str]:
+        """What is not known to be good, in the specification's order."""
+        s, group, shard = self.s, self.group, self.shard
+        good = {
+            "log_invalid": s["log_found"] is False or s["log_valid"] is True,
+            "log_not_answered": s["log_answered"] is True,
+            "clock": group["clock_good"] is True and shard["clock_good"] is True,
+            "log_purged": at_least(s["created_at"], group["log_floor"]) is True,
+            "new_epoch": all(f.epoch_good for f in self.fates),
+            "attempts_not_read": shard["attempts_read"] is True,
+            "offsets_not_read": group["offsets_read"] is True,
+            "retry_not_read": group["retry_read"] is True,
+            "dlq_not_read": group["dead_letters_read"] is True,
+            "progress_not_known": all(f.progress_known for f in self.fates),
+        }
+        return [name for name, is_good in good.items() if not is_good]
+
+    # -- the table of section 3, first match wins
+
+    def verdict(self) -> str:
+        s = self.s
+        every_past = all(f.past is True for f in self.fates)
+        if s["status"] == "voided" or self.discarded:
+            return "VOIDED"
+        if (self.l and s["log_valid"] is True and s["log_state"] == "CONSUMED") or s["status"] == "confirmed":
+            return "CONFIRMED"
+        if self.dead:
+            return "DEAD_LETTERED"
+        if self.l and s["log_state"] == "PARKED":
+            return "PARKED"
+        if self.in_progress():
+            return "IN_PROGRESS"
+        if self.waits_until() is not None:
+            return "WAITING"
+        if any(f.past is False for f in self.fates):
+            return "BACKLOGGED"
+        if self.missing():
+            return "UNKNOWN"
+        if self.l and every_past:
+            return "STALLED"
+        if not self.l and every_past:
+            return "LOST" if self.acknowledged else "UNSENT"
+        return "UNKNOWN"
+
+    def used_up(self) -> str | None:
+        """Why an eligible delivery is EXHAUSTED instead."""
+        s, policy = self.s, self.policy
+        budget = policy["max_sends"] if s["max_sends"] is None else s["max_sends"]
+        if s["status"] == "exhausted":
+            return "already_exhausted"
+        if s["send_count"] - s["refusals"] >= budget:
+            return "sends_used"
+        if s["refusals"] >= policy["max_refusals"]:
+            return "refusals_used"
+        if self.as_of >= s["created_at"] + policy["replay_horizon"]:
+            return "too_old"
+        return None
+
+    def may_be_stalled_until(self) -> int | None:
+        return plus(self.s["log_updated_at"], self.policy["redelivery_horizon"])
+
+    def answer(self) -> dict[str, Any]:
+        verdict = self.verdict()
+        eligible = verdict in ("LOST", "UNSENT")
+        by_hand = False
+        if verdict == "STALLED" and at_least(self.as_of, self.may_be_stalled_until()) is True:
+            by_hand = self.policy["duplicates"] == "no"
+            eligible = not by_hand
+        reason = self.reason(verdict)
+        if eligible and (why := self.used_up()) is not None:
+            verdict, reason, eligible = "EXHAUSTED", why, False
+        return {
+            "stub_id": self.s["stub_id"], "consumer_group": self.s["consumer_group"], "verdict": verdict,
+            "reason": reason, "eligible": eligible, "case_kind": self.case_kind(verdict, by_hand),
+            "next_look_at": None if eligible else self.next_look_at(verdict),
+        }  # fmt: skip
+
+    def reason(self, verdict: str) -> str:
+        if verdict == "UNKNOWN":
+            return (self.missing() or ["not_decidable"])[0]
+        if verdict == "LOST":
+            hows = {f.how for c, f in zip(self.copies, self.fates, strict=True) if c.acknowledged}
+            return next(how for how in ("passed", "truncated", "expired_in_broker") if how in hows)
+        return verdict.lower()
+
+    # -- nothing waits for ever
+
+    def case_kind(self, verdict: str, by_hand: bool) -> str | None:
+        def older(horizon: str) -> bool:
+            return at_least(self.as_of, plus(self.base, self.policy[horizon])) is True
+
+        if verdict in SETTLED:
+            return None
+        if verdict == "EXHAUSTED":
+            return "exhausted"
+        if by_hand:
+            return "stalled"
+        if verdict == "BACKLOGGED" and older("backlog_horizon"):
+            return "backlog"
+        if verdict == "UNKNOWN" and older("unknown_horizon"):
+            return "new_epoch" if "new_epoch" in self.missing() else "unknown"
+        return "overdue" if older("overdue_horizon") else None
+
+    def next_look_at(self, verdict: str) -> int | None:
+        soon = self.as_of + self.policy["recheck"]
+        if verdict in SETTLED:
+            return None
+        if verdict == "IN_PROGRESS":
+            endless = self.may_have_lease() and self.lease_until() is None
+            then = latest(self.lease_until(), self.touched_until())
+            return soon if endless or then is None else then
+        if verdict == "WAITING":
+            return self.waits_until()
+        if verdict == "STALLED":
+            until = self.may_be_stalled_until()
+            return until if until is not None and until > self.as_of else soon
+        return soon
+
+
+# ---------------------------------------------------------------------------------------------- a stub over its deliveries
+
+
+def outcome(tables: Tables) -> list[dict[str, Any]]:
+    """One answer for each stub: stub_id, old_status, new_status, deliveries, next_look_at."""
+    as_of = tables["instant"][0]["as_of"]
+    horizons = {row["topic"]: row["overdue_horizon"] for row in tables["no_taker"]}
+    return [
+        _outcome(stub, [j for j in tables["judged"] if j["stub_id"] == stub["stub_id"]], horizons.get(stub["topic"]), as_of)
+        for stub in tables["stub"]
+    ]
+
+
+def _outcome(stub: Row, judged: Sequence[Row], horizon: int | None, as_of: int) -> dict[str, Any]:
+    old = stub["status"]
+    verdicts = {j["verdict"] for j in judged}
+    base = latest(stub["created_at"], stub["deliver_at"], stub["attempted_at"])
+    overdue = None if horizon is None else plus(base, horizon)
+    new = old
+    if old in ("pending", "exhausted"):
+        if judged and verdicts <= SETTLED:
+            new = "confirmed"
+        elif old == "pending" and judged and verdicts <= {*SETTLED, "EXHAUSTED"}:
+            new = "exhausted"
+        elif old == "pending" and not judged and at_least(as_of, overdue) is True:
+            new = "no_taker"
+    look = None
+    if new == "pending":
+        if not judged:
+            look = overdue
+        elif not any(j["eligible"] for j in judged):
+            look = min((j["next_look_at"] for j in judged if j["next_look_at"] is not None), default=None)
+    return {
+        "stub_id": stub["stub_id"], "old_status": old, "new_status": new, "deliveries": len(judged), "next_look_at": look,
+    }  # fmt: skip
