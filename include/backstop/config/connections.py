@@ -1,0 +1,168 @@
+"""Turns a connection id into a URL, and keeps what it found out of every text.
+
+Asked in this order: the secrets file that $BACKSTOP_SECRETS_FILE names, a resolver given by the caller (Airflow's own),
+$AIRFLOW_CONN_<ID>, and for "env:NAME" only $NAME.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+from backstop.errors import ConfigurationError
+
+_KEPT = "Nothing was started, read or changed."
+_SCHEMES = {"postgres": "postgresql", "postgresql": "postgresql", "redis": "redis", "rediss": "rediss"}
+# What libpq and redis understand of a connection's extra; the rest is meant for Airflow's own hooks.
+_PARAMETERS = {
+    "postgresql": (
+        "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "target_session_attrs", "options",
+        "gssencmode", "application_name", "connect_timeout", "keepalives_idle",
+    ),
+    "redis": ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
+}  # fmt: skip
+
+Resolver = Callable[[str], str | None]
+"""Connection id -> URL, or null when it does not know the id."""
+
+
+class Connections:
+    """URLs by connection id. Neither `repr` nor `str` shows one; pickling carries those that were resolved before."""
+
+    def __init__(self, resolver: Resolver | None = None) -> None:
+        self._resolver = resolver
+        self._urls: dict[str, str] = {}
+
+    def url(self, ref: str) -> str:
+        """The URL for an Airflow connection id or "env:NAME"; ConfigurationError when nobody knows it."""
+        if ref not in self._urls:
+            self._urls[ref] = self._resolve(ref)
+        return self._urls[ref]
+
+    def carrying(self, refs: Iterable[str]) -> Connections:
+        """Resolves all of these now, so that a pickled copy has them where neither file nor environment is."""
+        for ref in refs:
+            self.url(ref)
+        return self
+
+    def _resolve(self, ref: str) -> str:
+        if ref.startswith("env:"):
+            name = ref.removeprefix("env:")
+            value = os.environ.get(name)
+            if not value:
+                raise _unknown(ref, f"the environment variable {name} is not set", f"Set {name} to its URL.")
+            return _as_url(ref, value)
+        secrets_file = os.environ.get("BACKSTOP_SECRETS_FILE")
+        if secrets_file and (value := read_secrets_file(Path(secrets_file)).get(ref)):
+            return _as_url(ref, value)
+        if self._resolver is not None and (value := self._resolver(ref)):
+            return _as_url(ref, value)
+        variable = f"AIRFLOW_CONN_{ref.upper()}"
+        if value := os.environ.get(variable):
+            return _as_url(ref, value)
+        raise _unknown(
+            ref, f"neither a secrets file nor Airflow nor {variable} has it",
+            f"Make the connection {ref} in Airflow, or set {variable} to its URL.",
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"Connections({len(self._urls)} resolved, not shown)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A resolver belongs to the process that made it (Airflow's is not there in an executor).
+        return {"_resolver": None, "_urls": dict(self._urls)}
+
+
+def read_secrets_file(path: Path) -> dict[str, str]:
+    """{connection id: url} from a JSON file that only we can read; ConfigurationError for any other file."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            # The open file is looked at, not the path, so that nobody can put another in its place in between.
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode) or stat.S_IMODE(facts.st_mode) & 0o077 or facts.st_uid != os.geteuid():
+                raise ConfigurationError(
+                    f"The secrets file {path} can be read by others, or is not ours.",
+                    kept=_KEPT,
+                    next_step=f"Make it ours alone: chmod 600 {path}; change the passwords if others could have seen them.",
+                )
+            content: dict[str, str] = json.load(file)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise ConfigurationError(
+            f"The secrets file {path} cannot be read: {why}.",
+            kept=_KEPT,
+            next_step="Write it again, or unset BACKSTOP_SECRETS_FILE.",
+        ) from None
+    if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
+        raise ConfigurationError(
+            f"The secrets file {path} does not hold text by connection id.",
+            kept=_KEPT,
+            next_step='Write it as {"connection_id": "url"}.',
+        )
+    return content
+
+
+def write_secrets_file(path: Path, urls: Mapping[str, str]) -> None:
+    """Writes {connection id: url} to a new file of mode 0600; FileExistsError when something is there already."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(dict(urls), file)
+
+
+def _unknown(ref: str, why: str, next_step: str) -> ConfigurationError:
+    return ConfigurationError(f"The connection {ref} is not known: {why}.", kept=_KEPT, next_step=next_step)
+
+
+def _as_url(ref: str, value: str) -> str:
+    """Airflow's JSON or URI form as a plain URL. Values other than databases and brokers (a webhook) stay as they are."""
+    text = value.strip()
+    if text.startswith("{"):
+        try:
+            return _from_json(json.loads(text))
+        except (ValueError, KeyError, TypeError):
+            raise _unknown(ref, "its JSON is not an Airflow connection", "Write it again in Airflow's form.") from None
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # read to have it checked
+        extra = dict(parse_qsl(parts.query))
+        # Airflow writes an extra that is more than flat text as JSON in one parameter.
+        extra.update(json.loads(extra.pop("__extra__", "{}")))
+    except ValueError:
+        raise _unknown(ref, "it is not a URL", "Write it as postgresql://... or redis://...") from None
+    if not parts.scheme:
+        raise _unknown(ref, "it is not a URL", "Write it as postgresql://... or redis://...")
+    if parts.scheme not in _SCHEMES:
+        return text
+    return _url(_SCHEMES[parts.scheme], parts.netloc, parts.path.lstrip("/"), extra)
+
+
+def _from_json(connection: Mapping[str, Any]) -> str:
+    extra = connection.get("extra") or {}
+    if isinstance(extra, str):
+        extra = json.loads(extra)
+    scheme = _SCHEMES[connection["conn_type"]]
+    login = quote(connection.get("login") or "", safe="")
+    password = connection.get("password")
+    user = login if password is None else f"{login}:{quote(password, safe='')}"
+    host = connection.get("host") or "localhost"
+    address = f"[{host}]" if ":" in host else host
+    if connection.get("port"):
+        address = f"{address}:{int(connection['port'])}"
+    if scheme == "postgresql":
+        path = quote(connection.get("schema") or "", safe="")
+    else:
+        path = str(int(extra.get("db", connection.get("schema") or 0)))
+    return _url(scheme, f"{user}@{address}" if user else address, path, extra)
+
+
+def _url(scheme: str, address: str, path: str, extra: Mapping[str, Any]) -> str:
+    if scheme == "redis" and extra.get("ssl") in (True, "true", "True", "1"):
+        scheme = "rediss"
+    known = _PARAMETERS["postgresql" if scheme == "postgresql" else "redis"]
+    query = urlencode({name: value for name, value in extra.items() if name in known}, quote_via=quote)
+    return urlunsplit((scheme, address, f"/{path}", query, ""))

@@ -1,0 +1,145 @@
+"""What settings must satisfy together; each broken rule is a line `path: value; allowed: ...`.
+
+A policy that breaks one could call a message lost that still comes, or send one again while its first copy lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from backstop.config.durations import written
+from backstop.config.policy import Policy
+from backstop.config.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, as it is printed."""
+
+    path: str
+    value: str
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.value}; allowed: {self.allowed}"
+
+
+def problems(settings: Settings) -> list[Problem]:
+    """Everything that is wrong with settings of the right shape, each once."""
+    found = [*_references(settings)]
+    for topic, topic_settings in settings.topics.items():
+        known: list[str | None] = [group for group in topic_settings.groups if group in settings.groups]
+        for group in known or [None]:
+            policy = settings.policy_for(topic, group)
+            for name, says in broken_rules(policy):
+                found.append(_problem(settings, topic, group, name, policy, says))
+            broker = settings.brokers.get(topic_settings.broker)
+            redelivers = broker.redelivers_for() if broker is not None else None
+            if redelivers is not None:
+                for name, says in broken_rules_of_redelivery(policy, redelivers):
+                    found.append(_problem(settings, topic, group, name, policy, says))
+    return list(dict.fromkeys(found))
+
+
+def _references(settings: Settings) -> Iterator[Problem]:
+    for group, owner in settings.groups.items():
+        if owner.store not in settings.consumers:
+            yield Problem(f"groups.{group}.store", owner.store, f"one of consumers: {', '.join(settings.consumers)}")
+        if owner.active_from and owner.active_until and owner.active_until <= owner.active_from:
+            yield Problem(f"groups.{group}.active_until", str(owner.active_until), "after active_from")
+    for topic, topic_settings in settings.topics.items():
+        if topic_settings.broker not in settings.brokers:
+            yield Problem(
+                f"topics.{topic}.broker", topic_settings.broker, f"one of brokers: {', '.join(settings.brokers)}"
+            )
+        for group in topic_settings.groups:
+            if group not in settings.groups:
+                yield Problem(f"topics.{topic}.groups", group, f"one of groups: {', '.join(settings.groups)}")
+    # Two shards over one database would make every stub "one id on two shards".
+    for shard, store in settings.producers.items():
+        for other, theirs in settings.producers.items():
+            if other == shard:
+                break
+            if theirs.connection == store.connection:
+                yield Problem(f"producers.{shard}.connection", store.connection, f"another one than that of {other}")
+
+
+def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
+    """(setting, what is allowed) for each rule that the policy breaks."""
+    p = policy
+    skew = p.max_clock_skew
+    backoffs = sum((p.backoff(n) * (1 + p.backoff_jitter) for n in range(1, p.max_sends)), timedelta(0))
+    rules: list[tuple[bool, str, str, timedelta]] = [
+        (p.max_clock_skew < p.lease / 3, "max_clock_skew", "less than lease / 3", p.lease / 3),
+        (p.max_send_duration > timedelta(0), "max_send_duration", "more than", timedelta(0)),
+        (p.attempt_timeout > p.max_send_duration + skew, "attempt_timeout",
+         "more than max_send_duration + max_clock_skew", p.max_send_duration + skew),
+        (p.attempt_timeout < p.backoff_base, "attempt_timeout", "less than backoff_base", p.backoff_base),
+        (p.backoff_base > p.attempt_timeout + skew, "backoff_base",
+         "more than attempt_timeout + max_clock_skew", p.attempt_timeout + skew),
+        (p.backoff_cap >= p.backoff_base, "backoff_cap", "at least backoff_base", p.backoff_base),
+        (p.claim_timeout > p.attempt_timeout, "claim_timeout", "more than attempt_timeout", p.attempt_timeout),
+        (p.first_check >= p.max_send_duration + p.longest_transaction, "first_check",
+         "at least max_send_duration + longest_transaction", p.max_send_duration + p.longest_transaction),
+        (p.consume_timeout >= p.lease, "consume_timeout", "at least lease", p.lease),
+        (p.redelivery_horizon >= p.consume_timeout + skew, "redelivery_horizon",
+         "at least consume_timeout + max_clock_skew + the broker's retry schedule", p.consume_timeout + skew),
+        (p.progress_history > max(p.consume_timeout, p.redelivery_horizon) + 2 * p.reconcile_interval,
+         "progress_history", "more than the largest settle grace + 2 reconcile_interval",
+         max(p.consume_timeout, p.redelivery_horizon) + 2 * p.reconcile_interval),
+        (p.recheck > timedelta(0), "recheck", "more than", timedelta(0)),
+        (p.reconcile_interval > timedelta(0), "reconcile_interval", "more than", timedelta(0)),
+        (p.unknown_horizon > 2 * p.reconcile_interval, "unknown_horizon", "more than 2 reconcile_interval",
+         2 * p.reconcile_interval),
+        (p.queue_delay_cap < p.backlog_horizon, "queue_delay_cap", "less than backlog_horizon", p.backlog_horizon),
+        (p.backlog_horizon > p.redelivery_horizon + p.queue_delay_cap, "backlog_horizon",
+         "more than redelivery_horizon + queue_delay_cap", p.redelivery_horizon + p.queue_delay_cap),
+        (p.backlog_horizon < p.broker_retention, "backlog_horizon", "less than broker_retention", p.broker_retention),
+        (p.overdue_horizon >= max(p.unknown_horizon, p.backlog_horizon), "overdue_horizon",
+         "at least unknown_horizon and backlog_horizon", max(p.unknown_horizon, p.backlog_horizon)),
+        (p.overdue_horizon < p.replay_horizon, "overdue_horizon", "less than replay_horizon", p.replay_horizon),
+        (p.replay_horizon > p.overdue_horizon + backoffs + p.max_sends * p.queue_delay_cap + p.person_time,
+         "replay_horizon", "more than overdue_horizon + the sum of backoffs + max_sends x queue_delay_cap + person_time",
+         p.overdue_horizon + backoffs + p.max_sends * p.queue_delay_cap + p.person_time),
+        (p.log_retention > p.replay_horizon + p.longest_delay + p.broker_retention + p.redelivery_horizon + skew,
+         "log_retention",
+         "more than replay_horizon + longest_delay + broker_retention + redelivery_horizon + max_clock_skew",
+         p.replay_horizon + p.longest_delay + p.broker_retention + p.redelivery_horizon + skew),
+        (p.stub_retention >= p.log_retention, "stub_retention", "at least log_retention", p.log_retention),
+        (p.blast_window >= 3 * p.reconcile_interval, "blast_window", "at least 3 reconcile_interval",
+         3 * p.reconcile_interval),
+    ]  # fmt: skip
+    for good, name, says, bound in rules:
+        if not good:
+            yield name, f"{says} ({written(bound)})"
+
+
+def broken_rules_of_redelivery(policy: Policy, redelivers_for: timedelta) -> Iterator[tuple[str, str]]:
+    """The rules between a policy and how long its broker redelivers one message."""
+    needed = redelivers_for + policy.consume_timeout + policy.max_clock_skew
+    if policy.redelivery_horizon < needed:
+        says = "at least the broker's retry schedule + consume_timeout + max_clock_skew"
+        yield "redelivery_horizon", f"{says} ({written(needed)})"
+    if redelivers_for <= policy.lease + policy.sweep_interval:
+        # Otherwise the broker gives up on a message while a dead worker's lease still holds it: a false dead letter.
+        says = "lease + sweep_interval less than the broker's tries x delay"
+        yield "lease", f"{says} ({written(redelivers_for)})"
+
+
+def _problem(settings: Settings, topic: str, group: str | None, name: str, policy: Policy, says: str) -> Problem:
+    value: timedelta = getattr(policy, name)
+    return Problem(_written_at(settings, topic, group, name), written(value), says)
+
+
+def _written_at(settings: Settings, topic: str, group: str | None, name: str) -> str:
+    """Where the value in force was written; the most specific place wins, as in policy_for."""
+    places: list[tuple[str, Policy]] = [("policy", settings.policy), (f"topics.{topic}.policy", settings.topics[topic].policy)]
+    if group is not None:
+        places.append((f"groups.{group}.policy", settings.groups[group].policy))
+        places.append((f"topics.{topic}.groups.{group}.policy", settings.topics[topic].groups[group].policy))
+    for place, policy in reversed(places):
+        if name in policy.model_fields_set:
+            return f"{place}.{name}"
+    return f"policy.{name} (the default)"

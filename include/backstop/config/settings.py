@@ -1,0 +1,202 @@
+"""What backstop.yaml says, as frozen values: brokers, stores, groups, topics, and the policy of each topic and group."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
+
+from backstop.config.durations import Duration
+from backstop.config.policy import Policy
+from backstop.errors import ConfigurationError
+
+__all__ = [
+    "BrokerSettings", "GroupSettings", "LogStoreSettings", "NotifySettings", "Policy", "ResendSettings", "Settings",
+    "StartOffset", "StubStoreSettings", "Subscription", "TopicSettings",
+]  # fmt: skip
+
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
+ConnectionRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z0-9_.\-]+)$")]
+"""An Airflow connection id, or env:NAME for an environment variable that holds a URL. Never the URL itself."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BrokerSettings(_Frozen):
+    """One broker. `options` go to its adapter."""
+
+    kind: Literal["redis_streams"]
+    connection: ConnectionRef
+    options: dict[str, int | float | str | bool] = Field(
+        default={}, description="what the adapter takes, for example delivery_limit and visibility (seconds)"
+    )
+    retry_schedule: Duration | None = Field(
+        default=None,
+        description="how long the broker goes on redelivering one message; null: delivery_limit x visibility of options",
+    )
+
+    def redelivers_for(self) -> timedelta | None:
+        """How long the broker redelivers a message before it gives up on it; null: it says nothing about it."""
+        if self.retry_schedule is not None:
+            return self.retry_schedule
+        limit, visibility = self.options.get("delivery_limit"), self.options.get("visibility")
+        if isinstance(limit, int | float) and isinstance(visibility, int | float):
+            return timedelta(seconds=float(limit) * float(visibility))
+        return None
+
+
+class StubStoreSettings(_Frozen):
+    """One producer database (a shard)."""
+
+    kind: Literal["postgresql"] = "postgresql"
+    connection: ConnectionRef
+
+
+class LogStoreSettings(_Frozen):
+    """One consumer database."""
+
+    kind: Literal["postgresql"] = "postgresql"
+    connection: ConnectionRef
+
+
+class GroupSettings(_Frozen):
+    """One consumer group."""
+
+    store: Name = Field(description="the consumer database that holds its logs")
+    duplicates: Literal["guard", "declared_safe", "no"] = Field(
+        default="no", description="what a second copy does to it; `guard` needs our client or the wire contract"
+    )
+    progress: Literal["acknowledged", "logged", "received"] = Field(
+        default="received", description="what the progress it reports counts"
+    )
+    active_from: AwareDatetime | None = Field(default=None, description="owes only stubs created since; null: all")
+    active_until: AwareDatetime | None = Field(default=None, description="owes no stub created since; null: all")
+    policy: Policy = Policy()
+
+
+class StartOffset(_Frozen):
+    """Where a group started in one queue: it owes nothing below `offset` within this epoch."""
+
+    offset: int = Field(ge=0)
+    epoch: Name
+
+
+class Subscription(_Frozen):
+    """One group's part in one topic."""
+
+    tags: tuple[str, ...] | None = Field(default=None, description="the tags it takes; null: every message")
+    start_offsets: dict[int, StartOffset] = {}
+    policy: Policy = Policy()
+
+
+def _by_name(value: Any) -> Any:
+    return {name: {} for name in value} if isinstance(value, list) and all(isinstance(n, str) for n in value) else value
+
+
+class TopicSettings(_Frozen):
+    """One topic. In mode `observe` verdicts, cases and alerts are made, and nothing is ever sent."""
+
+    broker: Name
+    groups: Annotated[
+        dict[Name, Subscription],
+        BeforeValidator(_by_name, json_schema_input_type=list[str] | dict[str, Subscription]),
+    ] = Field(description="the groups that take it: a list of names, or a mapping with settings for each")
+    mode: Literal["observe", "repair"] = "observe"
+    policy: Policy = Policy()
+
+
+class ResendSettings(_Frozen):
+    """How the resend duty works."""
+
+    batch_size: Annotated[int, Field(ge=1, le=10_000, strict=True)] = 500
+
+
+class NotifySettings(_Frozen):
+    """Where alerts are posted to, besides being stored."""
+
+    url: ConnectionRef
+
+
+class Settings(_Frozen):
+    """The whole of backstop.yaml."""
+
+    control: ConnectionRef = Field(description="the control database")
+    brokers: dict[Name, BrokerSettings] = Field(min_length=1)
+    producers: dict[Name, StubStoreSettings] = Field(min_length=1, description="the shards")
+    consumers: dict[Name, LogStoreSettings] = Field(min_length=1)
+    groups: dict[Name, GroupSettings] = Field(min_length=1)
+    topics: dict[Name, TopicSettings] = Field(min_length=1)
+    policy: Policy = Policy()
+    resend: ResendSettings = ResendSettings()
+    notify: NotifySettings | None = None
+
+    _policies: dict[tuple[str | None, str | None], Policy] = PrivateAttr(default_factory=dict)
+    _version: str = PrivateAttr(default="")
+
+    @model_validator(mode="after")
+    def _prepare(self) -> Self:
+        base = Policy().with_overrides(self.policy)
+        self._policies[None, None] = base
+        for group, owner in self.groups.items():
+            self._policies[None, group] = base.with_overrides(owner.policy)
+        for topic, settings in self.topics.items():
+            self._policies[topic, None] = base.with_overrides(settings.policy)
+            for group, subscription in settings.groups.items():
+                owner_policy = self.groups[group].policy if group in self.groups else Policy()
+                self._policies[topic, group] = base.with_overrides(
+                    settings.policy, owner_policy, subscription.policy
+                )
+        canonical = json.dumps(self.model_dump(mode="json", exclude_unset=True), sort_keys=True)
+        self._version = hashlib.sha256(canonical.encode()).hexdigest()[:12]
+        return self
+
+    @property
+    def version(self) -> str:
+        """Twelve hex digits that change with what is written: a run keeps the version it was judged by."""
+        return self._version
+
+    def policy_for(self, topic: str | None = None, group: str | None = None) -> Policy:
+        """The policy of a topic and group; without a group the topic's, without a topic the group's or the general one.
+
+        defaults < policy < the topic's < the group's < the subscription's. Raises ConfigurationError for names that are
+        not configured together.
+        """
+        try:
+            return self._policies[topic, group]
+        except KeyError:
+            raise ConfigurationError(
+                f"No policy names topic {topic!r} with group {group!r}.",
+                kept="Nothing was decided by a policy of somebody else.",
+                next_step="Name both under `topics` in backstop.yaml.",
+            ) from None
+
+    def groups_of(self, topic: str) -> tuple[str, ...]:
+        """The groups that take a topic, in the order written; none for a topic that is not configured."""
+        return tuple(self.topics[topic].groups) if topic in self.topics else ()
+
+    def topics_of(self, group: str) -> tuple[str, ...]:
+        """The topics that a group takes."""
+        return tuple(topic for topic, settings in self.topics.items() if group in settings.groups)
+
+    def connection_refs(self) -> tuple[str, ...]:
+        """Every connection that these settings name, each once."""
+        named = [self.control]
+        named += [settings.connection for settings in self.producers.values()]
+        named += [settings.connection for settings in self.consumers.values()]
+        named += [settings.connection for settings in self.brokers.values()]
+        if self.notify is not None:
+            named.append(self.notify.url)
+        return tuple(dict.fromkeys(named))
