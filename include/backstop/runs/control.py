@@ -1,0 +1,46 @@
+"""Connects to the control database, with limits on how long anything may take."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import StoreUnavailable
+
+STATEMENT_LIMIT = timedelta(minutes=10)
+"""Longer than promoting the largest run takes; a statement beyond it hangs."""
+LOCK_LIMIT = timedelta(seconds=30)
+"""Locks are held for one small transaction; a longer wait means that its holder hangs."""
+
+
+def connect(settings: Settings, connections: Connections, *, connect_timeout: int = 10) -> Connection:
+    """A new connection to the control database in UTC, autocommit off; StoreUnavailable when it does not answer."""
+    url = connections.url(settings.control)
+    try:
+        return psycopg2.connect(
+            url,
+            application_name="backstop",
+            connect_timeout=connect_timeout,
+            target_session_attrs="read-write",
+            keepalives_idle=30,
+            keepalives_interval=10,
+            keepalives_count=3,
+            options=(
+                "-c timezone=UTC"
+                f" -c statement_timeout={int(STATEMENT_LIMIT.total_seconds() * 1000)}"
+                f" -c lock_timeout={int(LOCK_LIMIT.total_seconds() * 1000)}"
+            ),
+        )
+    except psycopg2.ProgrammingError:
+        why = "its connection is not a URL that PostgreSQL understands"  # the driver's own text repeats the URL
+    except psycopg2.OperationalError as error:
+        why = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+    raise StoreUnavailable(
+        f"The control database ({settings.control}) did not answer: {why}.",
+        kept="Nothing was decided or sent; stubs and logs are untouched in their own databases.",
+        next_step="Bring it back, or mend the connection; the next run goes on where this one stopped.",
+    )

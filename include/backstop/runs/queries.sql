@@ -1,0 +1,59 @@
+-- Named queries on the control database: runs and the leases of duties.
+-- A transaction that writes for a run holds FOR KEY SHARE on the duty's lease row: heartbeats pass it, a take-over or a
+-- close (FOR UPDATE) waits until it has ended. Many workers of one run can hold it at once.
+
+-- name: lock_lease: who holds the duty, if anybody does, and for how long it has not been heard of
+SELECT token::text, run_id, clock_timestamp() - heartbeat_at AS silent
+FROM duty_lease
+WHERE duty = %(duty)s AND scope = %(scope)s
+FOR UPDATE;
+
+-- name: insert_run: a new run; as_of is this database's clock
+INSERT INTO run (duty, scope, token, dry_run, policy_version, code_version)
+VALUES (%(duty)s, %(scope)s, %(token)s, %(dry_run)s, %(policy_version)s, %(code_version)s)
+RETURNING run_id, as_of;
+
+-- name: take_free_lease: nobody held it; changes no row when somebody was faster
+INSERT INTO duty_lease (duty, scope, token, run_id)
+VALUES (%(duty)s, %(scope)s, %(token)s, %(run_id)s)
+ON CONFLICT (duty, scope) DO NOTHING;
+
+-- name: take_over_lease: the holder is dead
+UPDATE duty_lease SET token = %(token)s, run_id = %(run_id)s, heartbeat_at = clock_timestamp()
+WHERE duty = %(duty)s AND scope = %(scope)s;
+
+-- name: abandon_run: a run that was taken over can never be anything else any more
+UPDATE run
+SET state = 'abandoned', finished_at = clock_timestamp(),
+    error = coalesce(error, 'Taken over by run ' || %(by)s || ': it was not heard of for too long.')
+WHERE run_id = %(run_id)s AND finished_at IS NULL;
+
+-- name: hold: the run is ours and open, until this transaction ends
+SELECT 1 FROM duty_lease
+WHERE duty = %(duty)s AND scope = %(scope)s AND token = %(token)s AND run_id = %(run_id)s
+FOR KEY SHARE;
+
+-- name: beat: the run lives
+UPDATE duty_lease SET heartbeat_at = clock_timestamp()
+WHERE duty = %(duty)s AND scope = %(scope)s AND token = %(token)s AND run_id = %(run_id)s;
+
+-- name: show_beat: the same, where people look
+UPDATE run SET heartbeat_at = clock_timestamp() WHERE run_id = %(run_id)s AND finished_at IS NULL;
+
+-- name: begin_stage: what earlier attempts of this run staged does not count any more
+UPDATE run SET stage = stage + 1 WHERE run_id = %(run_id)s RETURNING stage;
+
+-- name: give_back_lease: the run ends
+DELETE FROM duty_lease
+WHERE duty = %(duty)s AND scope = %(scope)s AND token = %(token)s AND run_id = %(run_id)s;
+
+-- name: close_run: how it ended; counts and phases of several tasks add up
+UPDATE run
+SET state = %(state)s, finished_at = clock_timestamp(), heartbeat_at = clock_timestamp(), error = %(error)s,
+    counts = counts || %(counts)s::jsonb, phases = phases || %(phases)s::jsonb
+WHERE run_id = %(run_id)s AND finished_at IS NULL;
+
+-- name: find: an open run by its id and token
+SELECT r.duty, r.scope, r.as_of, r.dry_run
+FROM run r JOIN duty_lease l USING (run_id)
+WHERE r.run_id = %(run_id)s AND r.token::text = %(token)s AND l.token = r.token AND r.finished_at IS NULL;

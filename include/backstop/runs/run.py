@@ -1,0 +1,198 @@
+"""A duty's run: opened once for a scope, kept alive, fenced by its token, closed with its counts.
+
+The lease saves work and keeps two runs of one scope apart. Safety does not rest on it alone: outside the control database
+every write is a compare-and-set on the row itself; inside it, every transaction of a run calls `hold`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import psycopg2
+from psycopg2 import errors as pg
+
+from backstop import __version__
+from backstop.config.settings import Settings
+from backstop.errors import RunLost, RunRefused, Unavailable
+from backstop.named_sql import load
+
+_SQL = load("backstop.runs", "queries.sql")
+DEAD_AFTER = timedelta(minutes=2)
+"""A holder that was silent for longer is taken over: several heartbeats, and a pause of the machine."""
+BEAT_EVERY = timedelta(seconds=5)
+
+EndState = Literal["done", "incomplete", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One execution of a duty. `token` fences its writes (it opens no door); `as_of` is the control database's clock."""
+
+    run_id: int
+    token: str
+    as_of: datetime
+    duty: str
+    scope: str
+    dry_run: bool = False
+
+    def _where(self) -> dict[str, Any]:
+        return {"duty": self.duty, "scope": self.scope, "token": self.token, "run_id": self.run_id}
+
+
+def open_run(
+    conn: Any, duty: str, scope: str, settings: Settings, dry_run: bool = False, dead_after: timedelta = DEAD_AFTER
+) -> Run:
+    """Opens and commits a run of `duty` over `scope` ('*': everything).
+
+    Raises RunRefused while another one lives; one that has been silent for `dead_after` is taken over and abandoned.
+    """
+    token = str(uuid.uuid4())
+    where: dict[str, Any] = {
+        "duty": duty, "scope": scope, "token": token, "dry_run": dry_run,
+        "policy_version": settings.version, "code_version": __version__,
+    }  # fmt: skip
+    try:
+        with conn, conn.cursor() as cursor:
+            cursor.execute(_SQL["lock_lease"], where)
+            holder = cursor.fetchone()
+            if holder is not None and holder[2] < dead_after:
+                raise _refused(duty, scope, f"run {holder[1]}, last heard of {holder[2].total_seconds():.1f} s ago")
+            cursor.execute(_SQL["insert_run"], where)
+            run_id, as_of = cursor.fetchone()
+            if holder is not None:
+                cursor.execute(_SQL["abandon_run"], {"run_id": holder[1], "by": run_id})
+                cursor.execute(_SQL["take_over_lease"], {**where, "run_id": run_id})
+            else:
+                cursor.execute(_SQL["take_free_lease"], {**where, "run_id": run_id})
+                if cursor.rowcount == 0:
+                    raise _refused(duty, scope, "a run that began at the same moment")
+    except pg.LockNotAvailable:
+        raise _refused(duty, scope, "a run whose transaction has not ended yet") from None
+    return Run(run_id, token, as_of, duty, scope, dry_run)
+
+
+def find(conn: Any, run_id: int, token: str) -> Run:
+    """The open run with this id and token, as a Spark job is given it; RunLost when it is not ours or not open."""
+    with conn, conn.cursor() as cursor:
+        cursor.execute(_SQL["find"], {"run_id": run_id, "token": token})
+        row = cursor.fetchone()
+    if row is None:
+        raise _lost(run_id)
+    duty, scope, as_of, dry_run = row
+    return Run(run_id, token, as_of, duty, scope, dry_run)
+
+
+def hold(cursor: Any, run: Run) -> None:
+    """Proves that the run is ours and open, and keeps it so until the caller's transaction ends; else RunLost.
+
+    Call it first in every transaction that writes to the control database for a run. It does not block heartbeats nor
+    other workers of the same run.
+    """
+    cursor.execute(_SQL["hold"], run._where())
+    if cursor.fetchone() is None:
+        raise _lost(run.run_id)
+
+
+def beat(conn: Any, run: Run) -> None:
+    """Says that the run lives, and commits; RunLost when it is not ours any more."""
+    with conn, conn.cursor() as cursor:
+        cursor.execute(_SQL["beat"], run._where())
+        if cursor.rowcount == 0:
+            raise _lost(run.run_id)
+        cursor.execute(_SQL["show_beat"], run._where())
+
+
+def begin_stage(conn: Any, run: Run) -> int:
+    """Begins the judge's next attempt in this run, and commits; returns its number (1 and up)."""
+    with conn, conn.cursor() as cursor:
+        hold(cursor, run)
+        cursor.execute(_SQL["begin_stage"], run._where())
+        stage: int = cursor.fetchone()[0]
+    return stage
+
+
+def close_run(
+    conn: Any, run: Run, state: EndState, counts: Mapping[str, int], phases: Mapping[str, float] | None = None,
+    error: str | None = None,
+) -> None:  # fmt: skip
+    """Ends the run, gives its lease back, and commits. Closing again what is closed raises RunLost.
+
+    A lost run that wants to end as failed is left as it is: whoever took it over has already written why.
+    """
+    with conn, conn.cursor() as cursor:
+        cursor.execute(_SQL["give_back_lease"], run._where())
+        if cursor.rowcount == 0:
+            if state == "failed":
+                return
+            raise _lost(run.run_id)
+        cursor.execute(_SQL["close_run"], {
+            "run_id": run.run_id, "state": state, "error": error, "counts": json.dumps(dict(counts)),
+            "phases": json.dumps(dict(phases or {})),
+        })  # fmt: skip
+
+
+@contextmanager
+def keep_alive(
+    connect: Callable[[], Any], run: Run, every: timedelta = BEAT_EVERY
+) -> Iterator[threading.Event]:
+    """Beats in the background over a connection of its own; yields an event that is set when the run was lost.
+
+    A control database that does not answer is asked again: the lease tells who is right once it is back.
+    """
+    lost, stop = threading.Event(), threading.Event()
+    thread = threading.Thread(
+        target=_beat_until, args=(connect, run, every.total_seconds(), stop, lost), daemon=True, name="heartbeat"
+    )
+    thread.start()
+    try:
+        yield lost
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _beat_until(
+    connect: Callable[[], Any], run: Run, seconds: float, stop: threading.Event, lost: threading.Event
+) -> None:
+    conn: Any = None
+    try:
+        while not stop.wait(seconds):
+            try:
+                if conn is None:
+                    conn = connect()
+                beat(conn, run)
+            except RunLost:
+                lost.set()
+                return
+            except (Unavailable, psycopg2.Error):
+                # Being away is not being lost. A new connection, at the next beat.
+                if conn is not None:
+                    conn.close()
+                conn = None
+    finally:
+        if conn is not None:
+            conn.close()
+
+
+def _refused(duty: str, scope: str, holder: str) -> RunRefused:
+    what = "everything" if scope == "*" else scope
+    return RunRefused(
+        f"Another {duty} over {what} is at work: {holder}.",
+        kept="It was not disturbed, and nothing was done twice.",
+        next_step="Wait until it ends; if it has died, it is taken over once it has been silent for long enough.",
+    )
+
+
+def _lost(run_id: int) -> RunLost:
+    return RunLost(
+        f"Run {run_id} is closed, or was taken over by another one.",
+        kept="This process changed nothing since; what the run had committed stays valid.",
+        next_step="Let this process end; `backstop runs show` tells who took over, and the next run goes on.",
+    )
