@@ -1,7 +1,8 @@
-"""Load the SQL of a package from its .sql file: every query has a name and a sentence, and none is built in Python.
+"""Load the SQL of a package from its .sql file: each query has a name and a sentence.
 
-A query starts with the line `-- name: <name>: <what it does>`, or short `-- <name>: <what it does>` when no line of the
-file has the long form. Parameters are in pyformat (`%(topic)s`). What stands before the first query is the file's comment.
+A query starts with the line `-- name: <name>: <what it does>`, or short `-- <name>: <what it does>` when
+no line of the file has the long form. Parameters are in pyformat (`%(topic)s`). What stands before the
+first query is the file's comment.
 """
 
 import re
@@ -24,7 +25,7 @@ def load(package: str, file: str) -> dict[str, str]:
     for start, end in zip(starts, [*(s.start() for s in starts[1:]), len(text)], strict=True):
         name, body = start[1], text[start.end() : end].strip().removesuffix(";").rstrip()
         if name in queries or not body:
-            raise ValueError(f"{package}/{file}: query {name!r} is {'there twice' if name in queries else 'empty'}")
+            raise ValueError(f"{package}/{file}: query {name!r} is empty, or there twice")
         queries[name] = body
     if not queries:
         raise ValueError(f"{package}/{file}: no query (a line `-- name: <name>: <what it does>`)")

@@ -1,0 +1,30 @@
+"""What producers and consumers embed in their own services; needs psycopg2 (or another driver) and redis
+only.
+
+A producer calls `record` in its business transaction and `send` after the commit. A consumer group's
+worker is a `Consumer`. Programs in other languages follow docs/wire-contract.md.
+"""
+
+from backstop.client.consumer import Consumer, Handler, Work
+from backstop.client.keep_connection import KeptConnection
+from backstop.client.run_until_signal import run_until_signal
+from backstop.client.send import SendState, Sent, send, send_many, settle
+from backstop.client.stub_writer import NewMessage, Recorded, SendPolicy, record, record_many
+
+__all__ = [
+    "Consumer",
+    "Handler",
+    "KeptConnection",
+    "NewMessage",
+    "Recorded",
+    "SendPolicy",
+    "SendState",
+    "Sent",
+    "Work",
+    "record",
+    "record_many",
+    "run_until_signal",
+    "send",
+    "send_many",
+    "settle",
+]

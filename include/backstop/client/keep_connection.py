@@ -1,0 +1,120 @@
+"""Keep one database connection open for one thread, and open it again after a failure.
+
+It is never somebody else's open transaction: to commit or roll back that would break its owner's promise.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from backstop.errors import ContractBroken, StoreUnavailable
+from backstop.run_sql import Connection, is_in_transaction, is_unavailable, rows
+
+Connect = Callable[[], Connection]
+"""Opens a connection with autocommit off; whoever calls it closes it."""
+
+
+class KeptConnection:
+    """A connection that is opened when it is needed. Not shared between threads.
+
+    `name` is what errors call the database; they never show how it is reached.
+    """
+
+    def __init__(self, connect: Connect, name: str) -> None:
+        self._connect = connect
+        self._name = name
+        self._open: Connection | None = None
+        self._in_use = False
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One transaction: committed at the end, rolled back when the body raises.
+
+        Raises StoreUnavailable when there is no connection or it broke, whatever the body raised; else that.
+        """
+        connection = self._get()
+        self._in_use = True
+        try:
+            yield connection
+            connection.commit()
+        except BaseException as error:
+            broken = not self._rolled_back(connection)
+            if broken and isinstance(error, Exception):
+                raise self._unavailable(error) from error
+            raise
+        finally:
+            self._in_use = False
+
+    @contextmanager
+    def short_transaction(self) -> Iterator[Connection]:
+        """As `transaction`, for our own statements: also a lock or statement timeout is StoreUnavailable."""
+        try:
+            with self.transaction() as connection:
+                yield connection
+        except Exception as error:
+            if is_unavailable(error):
+                raise self._unavailable(error) from error
+            raise
+
+    def run(self, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
+        """One statement in a transaction of its own; its rows by column name. Raises StoreUnavailable."""
+        with self.short_transaction() as connection:
+            return rows(connection, statement, values)
+
+    def close(self) -> None:
+        """Close the connection if one is open; what was not committed is rolled back by the database."""
+        connection, self._open = self._open, None
+        if connection is not None:
+            try:
+                connection.close()
+            except Exception as error:
+                if not is_unavailable(error):
+                    raise
+
+    def _get(self) -> Connection:
+        if self._in_use:
+            raise self._refused("is in the middle of a transaction", "Wait until it is committed.")
+        if self._open is None:
+            try:
+                connection = self._connect()
+            except Exception as error:
+                if is_unavailable(error):
+                    raise self._unavailable(error) from error
+                raise
+            if is_in_transaction(connection):
+                raise self._refused(
+                    "is in the middle of a transaction",
+                    "Give a connection of its own, or wait for the commit.",
+                )
+            if getattr(connection, "autocommit", False) is True:
+                connection.close()
+                raise self._refused("is in autocommit", "Open it with autocommit off.")
+            self._open = connection
+        return self._open
+
+    def _refused(self, why: str, next_step: str) -> ContractBroken:
+        return ContractBroken(
+            f"The connection to the {self._name} {why}.",
+            kept="Nothing was executed, committed or rolled back on it.",
+            next_step=next_step,
+        )
+
+    def _rolled_back(self, connection: Connection) -> bool:
+        try:
+            connection.rollback()
+        except Exception as error:
+            self.close()
+            if not is_unavailable(error):
+                raise
+            return False
+        if getattr(connection, "closed", False):
+            self.close()
+            return False
+        return True
+
+    def _unavailable(self, error: BaseException) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"The {self._name} did not answer ({type(error).__name__}).",
+            kept="What it has committed is kept; nothing is assumed from its silence.",
+            next_step="See that it runs and can be reached; the work is taken up again by itself.",
+        )

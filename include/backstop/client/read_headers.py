@@ -1,0 +1,68 @@
+"""Read what a received copy says of itself: its id, for whom it is, which content it carries."""
+
+import json
+from dataclasses import dataclass
+
+from backstop.brokers.protocol import Received
+from backstop.client.check_message import check_key
+from backstop.errors import ContractBroken
+from backstop.leases.guard import Arrival, payload_hash
+from backstop.records import GROUPS_HEADER
+
+VERSION_HEADER = "backstop-content-version"
+"""Which edit of the content this is, 1 for the original (also when absent)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A received copy whose headers were understood."""
+
+    received: Received
+    arrival: Arrival
+    groups: frozenset[str] | None
+    """The groups it is for; null: all."""
+
+    def is_for(self, group: str) -> bool:
+        return self.groups is None or group in self.groups
+
+
+def read_headers(received: Received) -> Copy:
+    """Raises ContractBroken when the copy has no usable id, or a header of ours that cannot be read."""
+    message = received.message
+    check_key(message.topic, message.message_id)
+    arrival = Arrival(
+        message.topic,
+        message.message_id,
+        payload_hash(message.content),
+        _version(message.headers.get(VERSION_HEADER)),
+        received.position,
+    )
+    return Copy(received, arrival, _groups(message.headers.get(GROUPS_HEADER)))
+
+
+def _groups(text: str | None) -> frozenset[str] | None:
+    if text is None:
+        return None
+    try:
+        named = json.loads(text)
+    except ValueError as error:
+        raise _broken(GROUPS_HEADER, "is not JSON") from error
+    if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
+        raise _broken(GROUPS_HEADER, "is not an array of group names")
+    return frozenset(named)
+
+
+def _version(text: str | None) -> int:
+    if text is None:
+        return 1
+    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 9 and int(text) >= 1):
+        raise _broken(VERSION_HEADER, "is not a whole number from 1 on")
+    return int(text)
+
+
+def _broken(header: str, why: str) -> ContractBroken:
+    return ContractBroken(
+        f"The header {header!r} {why}.",
+        kept="The message was not processed and not acknowledged.",
+        next_step="Look for it in the group's dead-letter queue, and mend the program that sent it.",
+    )

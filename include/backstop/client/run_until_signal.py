@@ -1,0 +1,44 @@
+"""Run a consumer until SIGTERM or SIGINT: finish or give back what is in flight, within a limit."""
+
+import signal
+from datetime import timedelta
+from types import FrameType
+
+from backstop.client.consumer import Consumer
+from backstop.records import Counts
+
+
+class OutOfTime(BaseException):
+    """The limit is over: ends the handler wherever it is. Not an Exception, so that no handler takes it
+    for one."""
+
+
+def run_until_signal(consumer: Consumer, *, stop_within: timedelta = timedelta(seconds=20)) -> Counts:
+    """Run in the main thread; what was done, by name.
+
+    After the signal the message in the handler is finished; once `stop_within` is over its transaction is
+    rolled back and its lease given back. A handler inside one long database call ends only with that
+    call: choose `stop_within` and statement_timeout below the platform's own limit. A second SIGTERM
+    changes nothing.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not consumer.stopping.is_set():
+            consumer.stopping.set()
+            signal.setitimer(signal.ITIMER_REAL, stop_within.total_seconds())
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
+    counts = Counts()
+    try:
+        consumer.run(counts=counts)
+    except OutOfTime:
+        counts.add("out_of_time")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return counts
