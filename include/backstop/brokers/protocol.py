@@ -182,9 +182,12 @@ class Subscription(Protocol):
         """The group is done with these; idempotent."""
         ...
 
-    def hand_back(self, received: Received, *, after: timedelta, counts: bool) -> None:
+    def hand_back(
+        self, received: Received, *, after: timedelta, counts: bool, error: str | None = None
+    ) -> None:
         """Comes again no sooner than `after`. `counts=False` does not spend a delivery (capability
-        can_delay_redelivery); `counts=True` is a failure, which the delivery limit counts."""
+        can_delay_redelivery); `counts=True` is a failure, which the delivery limit counts: the last one makes it a
+        dead letter, with `error` where the broker keeps one. Nothing happens when it was delivered anew meanwhile."""
         ...
 
     def close(self) -> None:

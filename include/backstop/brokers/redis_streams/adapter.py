@@ -1,0 +1,183 @@
+"""Redis Streams (Redis 7.0, Valkey) behind the broker protocol: the parts of this package put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Literal, Self
+
+from backstop.brokers.protocol import (
+    Capabilities,
+    DeadLetterRef,
+    Finding,
+    GroupPosition,
+    ProgressMeans,
+    QueueState,
+    Receipt,
+)
+from backstop.brokers.redis_streams import create, look, publish, receive
+from backstop.brokers.redis_streams.exchange import Exchange
+from backstop.brokers.redis_streams.keys import Keys
+from backstop.brokers.redis_streams.measure_durability import measure_durability
+from backstop.errors import ConfigurationError
+from backstop.records import Message, Outcome
+
+_SCRIPTS = (
+    create.CREATE_QUEUE, create.TRIM, publish.PUBLISH,
+    look.LOOK_QUEUE, look.LOOK_GROUP, look.LOOK_TIME, look.READ_DEAD,
+    receive.REDELIVER, receive.HAND_BACK, receive.ACKNOWLEDGE, receive.LEAVE,
+)  # fmt: skip
+
+
+class RedisStreams:
+    """One stream a queue, several queues a topic, dense offsets. Safe to share between threads; subscriptions
+    are not.
+
+    `url`: redis://[user]:password@host:port/database; never shown. `delivery_limit`: deliveries of one
+    message to one group before it becomes a dead letter (null: no limit). `visibility`: how long an
+    unacknowledged message stays with its consumer. `send_timeout`: the whole time of one publish, after which
+    the server stores nothing of it any more.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        delivery_limit: int | None = 16,
+        visibility: timedelta = timedelta(seconds=60),
+        connect_timeout: timedelta = timedelta(seconds=5),
+        send_timeout: timedelta = timedelta(seconds=10),
+        retention: timedelta | None = None,
+        prefix: str = "backstop",
+    ) -> None:
+        wrong = [
+            f"{name} {value}"
+            for name, value in {
+                "visibility": visibility, "connect_timeout": connect_timeout, "send_timeout": send_timeout,
+                "retention": retention,
+            }.items()
+            if value is not None and value <= timedelta(0)
+        ]  # fmt: skip
+        if wrong or (delivery_limit is not None and delivery_limit < 1):
+            raise ConfigurationError(
+                f"Redis Streams cannot work with {', '.join(wrong) or f'delivery_limit {delivery_limit}'}.",
+                kept="Nothing was started.",
+                next_step="Use durations above zero, and a delivery limit of at least 1 or none.",
+            )
+        self._delivery_limit, self._visibility, self._retention = delivery_limit, visibility, retention
+        self._keys = Keys(prefix)
+        self._exchange = Exchange(
+            url, connect_timeout=connect_timeout, send_timeout=send_timeout, scripts=_SCRIPTS
+        )
+        self._publisher = publish.Publisher(self._exchange, self._keys)
+        self._looker = look.Looker(self._exchange, self._keys)
+        self._creator = create.Creator(self._exchange, self._keys)
+
+    def __repr__(self) -> str:
+        return f"RedisStreams(delivery_limit={self._delivery_limit}, visibility={self._visibility})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._exchange.close()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            has_offsets=True,
+            knows_queue_of_send=True,
+            has_first_and_next_offset=True,
+            has_time_at_offset=True,
+            has_epochs=True,
+            progress_means=ProgressMeans.ACKNOWLEDGED,
+            has_retry_queues=False,
+            has_retry_topic_per_group=False,
+            redelivery_delay=self._visibility,
+            delivery_limit=self._delivery_limit,
+            settles_dead_letters_atomically=True,
+            gives_dead_letter_cause=True,
+            can_delay_redelivery=True,
+        )
+
+    def clock(self) -> datetime:
+        return self._looker.clock()
+
+    def publish(self, messages: Sequence[Message], *, group: str | None = None) -> list[Receipt]:
+        if group is not None:
+            # Never to the topic instead: that would reach every group.
+            refused = Receipt(
+                Outcome.REFUSED,
+                error="Redis Streams has no retry topic for one group: nothing was sent",
+                refused_for_good=True,
+            )
+            return [refused] * len(messages)
+        return self._publisher.publish(messages)
+
+    def queues(self, topic: str) -> list[QueueState]:
+        return self._looker.queues(topic)
+
+    def progress(self, topic: str, group: str) -> list[GroupPosition]:
+        return self._looker.progress(topic, group)
+
+    def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
+        return self._looker.passed_until(topic, offsets)
+
+    def retry_pending(self, topic: str, group: str) -> int:
+        """Always 0: what waits for redelivery stays in its own queue, where progress does not pass it."""
+        return 0
+
+    def lag(self, topic: str, group: str) -> dict[int, int]:
+        """For each queue, the messages from the group's next offset to the queue's, in flight included."""
+        positions = self._looker.progress(topic, group)
+        states = {state.queue_id: state.next_offset for state in self._looker.queues(topic)}
+        return {
+            p.queue_id: max(0, states[p.queue_id] - p.next_offset) for p in positions if p.queue_id in states
+        }
+
+    def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
+        return self._looker.dead_letters(group)
+
+    def durability(self, topics: Sequence[str]) -> list[Finding]:
+        return measure_durability(self._exchange, self._keys, topics)
+
+    def subscribe(self, group: str, topics: Sequence[str], consumer: str) -> receive.RedisSubscription:
+        """One consumer; `consumer` is its name, unique among the group's living consumers."""
+        self._creator.remember_group(group, list(topics))
+        return receive.RedisSubscription(
+            self._exchange, self._keys, self._looker,
+            group=group, topics=topics, consumer=consumer,
+            visibility=self._visibility, delivery_limit=self._delivery_limit,
+        )  # fmt: skip
+
+    def create_topic(self, topic: str, queues: int = 1, *, max_message_bytes: int | None = None) -> None:
+        """Creates the topic, or adds queues to it, and sets its limit on content and headers together."""
+        self._creator.create_topic(topic, queues, max_message_bytes)
+        self._publisher.forget(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        """Deletes a topic's messages and its groups' places; their dead letters stay."""
+        self._creator.delete_topic(topic)
+        self._publisher.forget(topic)
+
+    def create_group(self, group: str, topic: str, at: Literal["start", "end"] = "end") -> None:
+        """The group takes the topic from its first message still there, or from the next one. Existing:
+        unchanged."""
+        self._creator.create_group(group, topic, at)
+
+    def groups(self, topic: str) -> list[str]:
+        """The names of the topic's groups."""
+        return self._creator.groups(topic)
+
+    def trim(self, topic: str) -> int:
+        """Removes what is older than the retention, consumed or not; without a retention nothing. Returns how
+        many."""
+        if self._retention is None:
+            return 0
+        return self._creator.trim(topic, self._looker.clock() - self._retention)

@@ -1,0 +1,52 @@
+"""Reads a stream entry back into a message; what cannot be read is left empty, never guessed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from backstop.brokers.protocol import Received
+from backstop.brokers.redis_streams.keys import offset_of
+from backstop.records import ID_HEADER, Message, Position
+
+UNREADABLE_ID = ""
+"""The id of an entry without a readable id header: the consumer's contract check refuses it."""
+
+
+def headers_of(raw: bytes) -> dict[str, str]:
+    """The headers that are text to text; none when the field is no JSON object."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def message_id_of(headers: dict[str, str]) -> str | None:
+    return headers.get(ID_HEADER) or None
+
+
+def received(
+    topic: str, queue: int, entry_id: bytes, fields: Sequence[bytes], epoch: str, deliveries: int
+) -> Received:
+    """An entry as the consumer gets it. `epoch` is for an entry that carries none (foreign)."""
+    found = dict(zip(fields[::2], fields[1::2], strict=True))
+    headers = headers_of(found.get(b"headers", b""))
+    offset = offset_of(entry_id)
+    message = Message(
+        topic=topic,
+        message_id=message_id_of(headers) or UNREADABLE_ID,
+        content=found.get(b"content", b""),
+        headers=headers,
+        tag=_text(found, b"tag"),
+        partition_key=_text(found, b"key"),
+    )
+    position = Position(queue, offset, _text(found, b"epoch") or epoch)
+    return Received(message, position, f"{queue}/{entry_id.decode()}", deliveries)
+
+
+def _text(found: dict[bytes, bytes], name: bytes) -> str | None:
+    value = found.get(name)
+    return None if value is None else value.decode(errors="replace")

@@ -1,0 +1,26 @@
+-- Shared: moves one entry to the group's dead letters and acknowledges it, in one step; and what "held" means.
+-- Every script below it has KEYS 1 stream, 2 life, 3 held, 4 dead and ARGV 1 group.
+local function bury(id, deliveries, cause, problem, topic, queue)
+  local entry = redis.call('XRANGE', KEYS[1], id, id)
+  if entry[1] then
+    local now = redis.call('TIME')
+    local fields = entry[1][2]
+    local origin = {
+      'origin-group', ARGV[1], 'origin-topic', topic, 'origin-queue', queue,
+      'origin-offset', string.format('%.0f', tonumber(string.match(id, '^%d+')) - 1),
+      'origin-epoch', redis.call('HGET', KEYS[2], 'epoch') or '',
+      'deliveries', string.format('%.0f', deliveries), 'cause', cause, 'error', problem,
+      'died', string.format('%.0f', now[1] * 1000000 + now[2]),
+    }
+    for _, value in ipairs(origin) do fields[#fields + 1] = value end
+    -- Stored first: if this fails (no memory), the entry is still pending and comes again.
+    redis.call('XADD', KEYS[4], '*', unpack(fields))
+  end
+  redis.call('XACK', KEYS[1], ARGV[1], id)
+  redis.call('ZREM', KEYS[3], id)
+end
+
+local function server_millis()
+  local now = redis.call('TIME')
+  return now[1] * 1000 + math.floor(now[2] / 1000)
+end

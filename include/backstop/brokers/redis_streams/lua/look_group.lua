@@ -1,0 +1,25 @@
+-- Looks at how far one group is in one queue: the lowest pending entry, else the last one delivered.
+-- (after entry_time.lua) KEYS 1 stream, 2 life | ARGV 1 group
+-- Returns server time, epoch, next offset of the group, time of the first entry there ('' for none), pending entries.
+-- The script sees one instant: no message can be stored between the reading of the time and of the position.
+local now = string.format('%.0f', server_micros())
+local epoch = redis.call('HGET', KEYS[2], 'epoch')
+if not epoch then return redis.error_reply('NOTOPIC the topic has no such queue') end
+local last = nil
+for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local name, delivered = nil, nil
+  for i = 1, #group, 2 do
+    if group[i] == 'name' then name = group[i + 1] end
+    if group[i] == 'last-delivered-id' then delivered = group[i + 1] end
+  end
+  if name == ARGV[1] then last = delivered end
+end
+if not last then return redis.error_reply('NOGROUP the group does not exist in this queue') end
+-- Entry n is offset n - 1: the last delivered id is the next offset as it stands.
+local passed = tonumber(string.match(last, '^%d+'))
+local pending = redis.call('XPENDING', KEYS[1], ARGV[1])
+if pending[1] > 0 then
+  passed = math.min(passed, tonumber(string.match(pending[2], '^%d+')) - 1)
+end
+local time = time_from(KEYS[1], string.format('%.0f-0', passed + 1))
+return { now, epoch, string.format('%.0f', passed), time, pending[1] }

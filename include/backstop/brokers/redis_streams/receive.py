@@ -1,0 +1,213 @@
+"""Receives for one consumer of a group: redeliveries first, then new messages; hands back without losing the
+place.
+
+Whatever is handed out stays in the group's pending entries until it is acknowledged or dead-lettered, also
+while it is held for later: progress never passes it, and any consumer of the group takes it over when its
+holder dies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from backstop.brokers.protocol import Received
+from backstop.brokers.redis_streams.decode import received
+from backstop.brokers.redis_streams.exchange import Exchange, Script
+from backstop.brokers.redis_streams.keys import Keys
+from backstop.brokers.redis_streams.look import Looker
+from backstop.errors import BrokerUnavailable, ContractBroken
+
+REDELIVER = Script.load("bury", "redeliver")
+HAND_BACK = Script.load("bury", "hand_back")
+ACKNOWLEDGE = Script.load("acknowledge")
+LEAVE = Script.load("leave")
+
+POLL_SECONDS = 0.1
+"""How often a waiting consumer looks for what is due again; a handed back message is late by at most this."""
+QUEUES_SECONDS = 5.0
+"""How often it looks for new queues of its topics."""
+ERROR_CHARACTERS = 2000
+
+Queue = tuple[str, int]
+
+
+class RedisSubscription:
+    """One consumer of a group over all queues of its topics. Not shared between threads."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        keys: Keys,
+        looker: Looker,
+        *,
+        group: str,
+        topics: Sequence[str],
+        consumer: str,
+        visibility: timedelta,
+        delivery_limit: int | None,
+    ) -> None:
+        self._exchange, self._keys, self._looker = exchange, keys, looker
+        self._group, self._topics, self._consumer = group, tuple(topics), consumer
+        self._visibility_ms = max(1, int(visibility.total_seconds() * 1000))
+        self._limit = delivery_limit or 0
+        self._scan_every = min(max(self._visibility_ms / 4000, POLL_SECONDS), QUEUES_SECONDS)
+        self._queues: list[Queue] = []
+        self._turn = 0
+        self._read_queues_at = self._looked_at = self._scanned_at = float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fetch(self, limit: int, wait: timedelta) -> list[Received]:
+        """Up to `limit` messages; BrokerUnavailable when the broker, a topic or the group does not answer."""
+        try:
+            return self._fetch(limit, time.monotonic() + wait.total_seconds())
+        except BrokerUnavailable:
+            self._read_queues_at = float("-inf")  # the topic may have changed under us: look again next time
+            raise
+
+    def _fetch(self, limit: int, deadline: float) -> list[Received]:
+        while True:
+            self._refresh_queues()
+            found = self._redeliveries(limit)
+            if len(found) < limit:
+                found += self._new(limit - len(found), block=0.0)
+            left = deadline - time.monotonic()
+            if found or left <= 0:
+                return found
+            found = self._new(limit, block=min(left, POLL_SECONDS))
+            if found:
+                # The first one woke us up; others may have come with it.
+                return found + (self._new(limit - len(found), block=0.0) if len(found) < limit else [])
+
+    def acknowledge(self, received: Sequence[Received]) -> None:
+        places: dict[tuple[str, int, str], list[str]] = {}
+        for one in received:
+            queue, entry_id, epoch = _place(one)
+            places.setdefault((one.message.topic, queue, epoch), []).append(entry_id)
+        commands = [
+            ACKNOWLEDGE.call(self._of((topic, queue))[:3], self._group.encode(), epoch, *ids)
+            for (topic, queue, epoch), ids in places.items()
+        ]
+        if commands:
+            self._exchange.ask(commands, "acknowledging")
+
+    def hand_back(
+        self, received: Received, *, after: timedelta, counts: bool, error: str | None = None
+    ) -> None:
+        topic = received.message.topic
+        queue, entry_id, epoch = _place(received)
+        command = HAND_BACK.call(
+            self._of((topic, queue)),
+            self._group.encode(), self._consumer.encode(), entry_id, epoch, received.deliveries, int(counts),
+            max(0, int(after.total_seconds() * 1000)), self._limit, topic.encode(), queue,
+            (error or "")[:ERROR_CHARACTERS].encode(errors="replace"),
+        )  # fmt: skip
+        self._exchange.ask([command], "handing a message back")
+
+    def close(self) -> None:
+        """Forgets this consumer where it holds nothing; what it holds is delivered again after the
+        visibility."""
+        commands = [
+            LEAVE.call((self._keys.stream(*queue),), self._group.encode(), self._consumer.encode())
+            for queue in self._queues
+        ]
+        self._queues = []
+        # A broker that is away keeps the name of an idle consumer, which costs nothing and harms nobody.
+        self._exchange.run(commands)
+
+    def _refresh_queues(self) -> None:
+        now = time.monotonic()
+        if now - self._read_queues_at >= QUEUES_SECONDS:
+            self._queues = [
+                (topic, q) for topic in self._topics for q in range(self._looker.queue_count(topic))
+            ]
+            self._read_queues_at = now
+
+    def _redeliveries(self, limit: int) -> list[Received]:
+        now = time.monotonic()
+        if now - self._looked_at < POLL_SECONDS:
+            return []
+        scan = now - self._scanned_at >= self._scan_every
+        self._looked_at = now
+        self._scanned_at = now if scan else self._scanned_at
+        found: list[Received] = []
+        turn = self._next_turn()
+        # A pipeline over the queues would take `limit` from each: so many queues at a time that the limit
+        # holds.
+        while turn and len(found) < limit:
+            room = limit - len(found)
+            some, turn = turn[:room], turn[room:]
+            share = max(1, room // len(some))
+            answers = self._exchange.ask([self._redeliver(queue, share, scan) for queue in some], "receiving")
+            for (topic, number), taken in zip(some, answers, strict=True):
+                found += [received(topic, number, i, fields, "", count) for i, fields, count in taken]
+        return found
+
+    def _redeliver(self, queue: Queue, at_most: int, scan: bool) -> tuple[str | bytes | int, ...]:
+        topic, number = queue
+        return REDELIVER.call(
+            self._of(queue),
+            self._group.encode(), self._consumer.encode(), at_most, self._visibility_ms, self._limit,
+            topic.encode(), number, int(scan),
+        )  # fmt: skip
+
+    def _new(self, limit: int, *, block: float) -> list[Received]:
+        """New messages, fairly over the queues: COUNT is for each stream, so the share keeps the sum below
+        `limit`."""
+        found: list[Received] = []
+        queues = self._next_turn()[:limit]
+        while queues and limit > len(found):
+            queues = queues[: limit - len(found)]
+            share = (limit - len(found)) // len(queues)
+            streams = {self._keys.stream(*queue).encode(): queue for queue in queues}
+            wait = ("BLOCK", max(1, int(block * 1000))) if block > 0 else ()
+            command = ("XREADGROUP", "GROUP", self._group.encode(), self._consumer.encode(), "COUNT", share,
+            *wait,
+                       "STREAMS", *streams, *([">"] * len(streams)))  # fmt: skip
+            [answer] = self._exchange.ask([command], "receiving", blocking=block)
+            full: list[Queue] = []
+            for stream, entries in answer or ():
+                topic, number = streams[stream]
+                found += [received(topic, number, entry_id, fields, "", 1) for entry_id, fields in entries]
+                if len(entries) == share:
+                    full.append((topic, number))
+            # Only those that gave their whole share may have more; a wait ends with the first answer.
+            queues = [] if block > 0 else full
+        return found
+
+    def _next_turn(self) -> list[Queue]:
+        """All queues, each time beginning at the next one, so that no busy queue starves the others."""
+        if not self._queues:
+            return []
+        self._turn = (self._turn + 1) % len(self._queues)
+        return self._queues[self._turn :] + self._queues[: self._turn]
+
+    def _of(self, queue: Queue) -> tuple[str, str, str, str]:
+        topic, number = queue
+        return (
+            self._keys.stream(topic, number),
+            self._keys.life(topic, number),
+            self._keys.held(topic, number, self._group),
+            self._keys.dead(topic, self._group),
+        )
+
+
+def _place(received: Received) -> tuple[int, str, str]:
+    queue, _, entry_id = received.broker_id.partition("/")
+    if received.position is None or not entry_id:
+        raise ContractBroken(
+            "This message was not received from a Redis Streams subscription.",
+            kept="Nothing was acknowledged or handed back.",
+            next_step="Give back the objects that `fetch` returned.",
+        )
+    return int(queue), entry_id, received.position.epoch
