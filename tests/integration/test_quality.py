@@ -61,8 +61,8 @@ class Control:
         self.insert(
             "staged_verdict",
             shard=other.get("shard", "shop_a"), message_id=message_id, consumer_group="billing",
-            verdict=verdict, reason="passed_over", eligible=eligible, send_count=1, next_look_at=other.get("next_look_at"),
-            evidence=json.dumps(other.get("evidence", {"refusals": 0, "budget": 5})),
+            verdict=verdict, reason="passed_over", eligible=eligible, send_count=1,
+            next_look_at=other.get("next_look_at"), evidence=json.dumps(other.get("evidence", {"refusals": 0, "budget": 5})),
         )  # fmt: skip
         self.insert("staged_count", consumer_group="billing", verdict=verdict, deliveries=1,
                     eligible=int(eligible), newly=0)  # fmt: skip
@@ -172,7 +172,7 @@ def test_verdicts_that_were_staged_but_not_counted_are_found(control: Control) -
         ("UPDATE staged_stub SET old_status = 'voided'", "final_stays_final"),
         ("UPDATE staged_stub SET send_count = 3", "verdicts_have_stubs"),
         ("UPDATE staged_verdict SET send_count = 5", "sends_within_budget"),
-        ("UPDATE staged_verdict SET verdict = 'UNKNOWN', eligible = false, next_look_at = now() - interval '1d'",
+        ("UPDATE staged_verdict SET verdict = 'UNKNOWN', eligible = false, next_look_at = 'epoch'",
          "waiting_looks_ahead"),
     ],
 )  # fmt: skip
@@ -266,8 +266,12 @@ def test_claims_left_behind_and_closed_requests_that_are_open_are_found(control:
 def test_a_stage_that_a_later_judge_left_behind_is_not_audited(control: Control) -> None:
     control.stage()
     control.insert("staged_verdict", stage=STAGE - 1, shard="shop_a", message_id="m-0",
-                   consumer_group="billing", verdict="GONE", reason="r", eligible=True, send_count=1, evidence="{}")  # fmt: skip
+                   consumer_group="billing", verdict="GONE", reason="r",
+                   eligible=True, send_count=1, evidence="{}")  # fmt: skip
     assert control.audit("verdicts").passed
+    assert run_suite("verdicts", control.url, control.run_id, None, control.docs).passed
+    with pytest.raises(AuditFailed):
+        run_suite("verdicts", control.url, control.run_id, STAGE - 1, control.docs)
 
 
 def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(control: Control) -> None:

@@ -22,7 +22,8 @@ IDS_KEPT = 20
 """Enough to start looking; the count says how many there are."""
 
 BATCH = """
-    SELECT r.run_id, current_setting('backstop.stage')::integer AS stage, r.started_at, r.as_of,
+    SELECT r.run_id, coalesce(nullif(current_setting('backstop.stage'), '')::integer, r.stage) AS stage,
+        r.started_at, r.as_of,
         current_setting('backstop.repair_topics')::jsonb AS repair_topics
     FROM run AS r
     WHERE r.run_id = current_setting('backstop.run_id')::bigint
@@ -56,13 +57,13 @@ def run_suite(
     suite_name: str,
     control_url: str,
     run_id: int,
-    stage: int,
+    stage: int | None,
     docs_folder: str | Path,
     *,
     repair_topics: Collection[str] = (),
 ) -> SuiteResult:
-    """Run one of SUITES over what `run_id` staged as `stage` (or wrote), keep it as a data_check row and as
-    Data Docs.
+    """Run one of SUITES over what `run_id` staged as `stage` (null: its present one) or wrote, keep it as a
+    data_check row and as Data Docs.
 
     `control_url` is a postgresql:// URL; `docs_folder` gets `<run_id>/<suite_name>/index.html`.
     `repair_topics` are the topics in mode repair, for the suite `requests`. Zero rows pass.
@@ -100,11 +101,11 @@ def run_suite(
     return result
 
 
-def session_options(run_id: int, stage: int, repair_topics: Collection[str]) -> str:
+def session_options(run_id: int, stage: int | None, repair_topics: Collection[str]) -> str:
     """libpq options that carry the run's values as settings of the session."""
     settings = {
         "backstop.run_id": str(int(run_id)),
-        "backstop.stage": str(int(stage)),
+        "backstop.stage": "" if stage is None else str(int(stage)),
         "backstop.repair_topics": json.dumps(sorted(repair_topics)),
         "application_name": "backstop-quality",
         "statement_timeout": "300s",

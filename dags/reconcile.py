@@ -1,0 +1,142 @@
+"""### reconcile: did every group do its work for every message?
+
+Reads every stub that is due, looks for what its groups logged, gives each delivery one verdict, and asks for
+a resend of what is lost. Nothing is published here: the DAG `resend` does that.
+
+    open_run >> judge (Spark) >> audits >> promote >> audit_requests >> close_run
+
+| task | what it does | when it is red |
+| --- | --- | --- |
+| open_run | opens the run, counts what is due; nothing due: all else is skipped | another run is alive (wait
+for it), or a database is away: bring it back | | judge | reads, looks, decides, stages; promotes nothing |
+read its log: the last lines say what happened, what was not lost and what to do; clear it to judge again | |
+audit_stubs, audit_logs, audit_verdicts | data checks over what was staged | the button Data Docs shows the
+check that broke; nothing was promoted; the next run judges again | | promote | verdicts, requests, cases;
+then the stubs of each shard | clear it, or let the next run finish it: each step may be done twice | |
+ask_for_resend | wakes the DAG `resend`, only when something is to be sent | clear it; `resend` also looks by
+itself every few minutes | | audit_requests | data checks over what was promoted | each resend is judged again
+before it goes out; read the report, pause the topic if in doubt | | close_run | closes the run, whatever
+happened | the run could not read everything: the message names what was away; what was judged stays valid |
+
+**By hand**: *Trigger* with `topic` for one topic, `dry_run` to judge and stage without promoting anything.
+**Stop**: `backstop pause --all --why ...` stops every resend at once and leaves judging alone; pausing this
+DAG stops both.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Asset, Param, dag, task
+
+try:
+    from backstop.plugins import backstop_duty as duty
+    from backstop.plugins.backstop_links import DataDocsLink, RunLink
+    from backstop.plugins.backstop_notify import tell_failure
+    from backstop.plugins.backstop_schedule import every
+    from backstop.plugins.backstop_spark import SparkDutyOperator
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    import backstop_duty as duty
+    from backstop_links import DataDocsLink, RunLink
+    from backstop_notify import tell_failure
+    from backstop_schedule import every
+    from backstop_spark import SparkDutyOperator
+
+SOMETHING_TO_SEND = Asset("backstop_something_to_send")
+
+
+@task(retries=0)
+def open_run(params: dict[str, Any]) -> dict[str, Any]:
+    """Set-up: the run, its lease and its token; skips everything when nothing is due."""
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    opened = duty.open_duty("reconcile", params["topic"], params["dry_run"], duty.reconcile_due)
+    if opened is None:
+        raise AirflowSkipException("nothing is due")
+    return opened
+
+
+@task
+def audit(suite: str, opened: dict[str, Any]) -> str:
+    """Stops everything after it when a check does not hold."""
+    return duty.audit(suite, opened)
+
+
+@task
+def promote(opened: dict[str, Any]) -> dict[str, int]:
+    """Control database first, then each shard."""
+    return duty.promote(opened)
+
+
+@task(outlets=[SOMETHING_TO_SEND])
+def ask_for_resend(promoted: dict[str, int]) -> None:
+    """The asset's event; without a request there is none."""
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    if not duty.anything_to_send(promoted):
+        raise AirflowSkipException("no request was made")
+
+
+@task(retries=2)
+def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """Tear-down: done, incomplete or failed."""
+    return duty.close(opened, duty.failed_tasks(context))
+
+
+@dag(
+    dag_id="reconcile",
+    schedule=every("BACKSTOP_RECONCILE_SCHEDULE", "10m"),
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    dagrun_timeout=timedelta(hours=3),
+    default_args={
+        "owner": "backstop",
+        "retries": 1,
+        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
+        "execution_timeout": timedelta(minutes=15),
+    },
+    params={
+        "topic": Param(
+            None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"
+        ),
+        "dry_run": Param(
+            False, type="boolean", title="Dry run", description="Judge and stage, promote nothing"
+        ),
+    },
+    on_failure_callback=tell_failure,
+    tags=["backstop"],
+    doc_md=__doc__,
+)
+def reconcile() -> None:
+    """Wiring only."""
+    opened = open_run()
+    judged = SparkDutyOperator(
+        task_id="judge", duty="reconcile", opened=opened, execution_timeout=timedelta(hours=1)
+    )
+    stubs = audit.override(task_id="audit_stubs")("stubs_at_the_door", opened)
+    logs = audit.override(task_id="audit_logs")("logs_at_the_door", opened)
+    verdicts = audit.override(task_id="audit_verdicts")("verdicts", opened)
+    promoted = promote(opened)
+    requests = audit.override(task_id="audit_requests")("requests", opened)
+    closed = close_run(opened)
+
+    (
+        opened
+        >> judged
+        >> [stubs, logs]
+        >> verdicts
+        >> promoted
+        >> [requests, ask_for_resend(promoted)]
+        >> closed
+    )
+    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
+    for audited in (stubs, logs, verdicts, requests):
+        audited.operator.operator_extra_links = (RunLink(), DataDocsLink())
+    for other in (promoted, closed):
+        other.operator.operator_extra_links = (RunLink(),)
+
+
+dag = reconcile()

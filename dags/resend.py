@@ -1,0 +1,112 @@
+"""### resend: publish what is owed, each send number at most once
+
+Takes the requests that are due, judges each message again, publishes what is still needed and settles the
+outcome. Started by `reconcile` when there is something to send, and every few minutes as a net.
+
+    open_run >> claim_publish_settle (Spark) >> audit_attempts >> close_run
+
+| task | what it does | when it is red |
+| --- | --- | --- |
+| open_run | opens the run, counts the requests due; none: all else is skipped | another run is alive (wait
+for it), or the control database is away: bring it back | | claim_publish_settle | recovers what a crash left,
+then claims, publishes, settles in batches | read its log: what happened, what was not lost, what to do; the
+next run recovers and goes on | | audit_attempts | data checks over what it left behind; runs after a failed
+job, too | the button Data Docs shows the check that broke; pause the topic and look before the next run | |
+close_run | closes the run, whatever happened | the run failed, or something was away: the message names it |
+
+**Is it safe to run twice?** Yes. A request is for one send number, and only who moves the stub's number
+publishes it. **By hand**: *Trigger* with `topic` for one topic, `dry_run` to list what would go without
+publishing. **Stop**: `backstop pause TOPIC --why ...` (or `--all`) is honoured between two batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Asset, AssetOrTimeSchedule, Param, TriggerRule, dag, task
+
+try:
+    from backstop.plugins import backstop_duty as duty
+    from backstop.plugins.backstop_links import DataDocsLink, RunLink
+    from backstop.plugins.backstop_notify import tell_failure
+    from backstop.plugins.backstop_schedule import every
+    from backstop.plugins.backstop_spark import SparkDutyOperator
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    import backstop_duty as duty
+    from backstop_links import DataDocsLink, RunLink
+    from backstop_notify import tell_failure
+    from backstop_schedule import every
+    from backstop_spark import SparkDutyOperator
+
+SOMETHING_TO_SEND = Asset("backstop_something_to_send")
+NET = every("BACKSTOP_RESEND_SCHEDULE", "5m")
+
+
+@task(retries=0)
+def open_run(params: dict[str, Any]) -> dict[str, Any]:
+    """Set-up: the run, its lease and its token; skips everything when no request is due."""
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    opened = duty.open_duty("resend", params["topic"], params["dry_run"], duty.resend_due)
+    if opened is None:
+        raise AirflowSkipException("no request is due")
+    return opened
+
+
+@task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
+def audit_attempts(suite: str, opened: str) -> str:
+    """Runs after a failed job as well: that is when it matters most."""
+    return duty.audit(suite, json.loads(opened))
+
+
+@task(retries=2)
+def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """Tear-down: done, incomplete or failed."""
+    return duty.close(opened, duty.failed_tasks(context))
+
+
+@dag(
+    dag_id="resend",
+    schedule=AssetOrTimeSchedule(timetable=NET, assets=[SOMETHING_TO_SEND]) if NET else [SOMETHING_TO_SEND],
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    dagrun_timeout=timedelta(hours=3),
+    default_args={
+        "owner": "backstop",
+        "retries": 1,
+        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
+        "execution_timeout": timedelta(minutes=15),
+    },
+    params={
+        "topic": Param(
+            None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"
+        ),
+        "dry_run": Param(
+            False, type="boolean", title="Dry run", description="List what would go, publish nothing"
+        ),
+    },
+    on_failure_callback=tell_failure,
+    tags=["backstop"],
+    doc_md=__doc__,
+)
+def resend() -> None:
+    """Wiring only."""
+    opened = open_run()
+    sent = SparkDutyOperator(
+        task_id="claim_publish_settle", duty="resend", opened=opened, execution_timeout=timedelta(hours=1)
+    )
+    # As a template, because what follows a set-up directly must not have a trigger rule of its own.
+    audited = audit_attempts("attempts", "{{ ti.xcom_pull(task_ids='open_run') | tojson }}")
+    closed = close_run(opened)
+
+    opened >> sent >> audited >> closed
+    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
+    audited.operator.operator_extra_links = (RunLink(), DataDocsLink())
+    closed.operator.operator_extra_links = (RunLink(),)
+
+
+dag = resend()

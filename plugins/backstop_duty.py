@@ -1,0 +1,250 @@
+"""What the tasks of our DAGs do: open a run, audit it, promote it, close it. Each calls functions of
+backstop, no more.
+
+Nothing of backstop, and no driver, is imported before a task runs: DAG files import this module. Between
+tasks travel the run's id, its fencing token (which opens no door by itself) and counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backstop.config.connections import Connections
+    from backstop.config.settings import Settings
+    from backstop.runs.run import Run
+
+Opened = dict[str, Any]
+"""run_id, token, dry_run, due: what one task hands to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The settings, how to reach things, and an open connection to the control database."""
+
+    settings: Settings
+    connections: Connections
+    control: Any
+
+
+@contextmanager
+def control_room() -> Iterator[Room]:
+    """Settings from $BACKSTOP_CONFIG and connections from Airflow; the control connection is closed at the
+    end."""
+    from backstop.config.connections import Connections
+    from backstop.config.load import load
+    from backstop.runs.control import connect
+
+    settings, connections = load(), Connections(resolver=url_from_airflow)
+    control = connect(settings, connections)
+    try:
+        yield Room(settings, connections, control)
+    finally:
+        control.close()
+
+
+def url_from_airflow(connection_id: str) -> str | None:
+    """A connection in Airflow's JSON form, from whatever secrets backend Airflow uses; null when it knows
+    none."""
+    from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
+
+    try:
+        connection = BaseHook.get_connection(connection_id)
+    except (AirflowNotFoundException, AirflowRuntimeError):
+        return None
+    if connection.conn_type not in ("postgres", "postgresql", "redis", "rediss"):
+        return connection.get_uri()
+    fields = ("conn_type", "host", "login", "password", "port", "schema")
+    return json.dumps(
+        {name: getattr(connection, name) for name in fields} | {"extra": connection.extra_dejson}
+    )
+
+
+@contextmanager
+def going_on(opened: Mapping[str, Any]) -> Iterator[tuple[Room, Run]]:
+    """The run that an earlier task opened, kept alive meanwhile. Raises RunLost when it is not ours any
+    more."""
+    from backstop.runs.control import connect
+    from backstop.runs.run import find, keep_alive
+
+    with control_room() as room:
+        run = find(room.control, int(opened["run_id"]), str(opened["token"]))
+        with keep_alive(lambda: connect(room.settings, room.connections), run):
+            yield room, run
+
+
+def open_duty(
+    duty: str, topic: str | None, dry_run: bool, count: Callable[[Room, Run], int]
+) -> Opened | None:
+    """Opens a run, then counts what is due; null: nothing is due, and the run is recorded as done.
+
+    Raises RunRefused while another run of this duty and scope lives, and whatever `count` raises: the run is
+    then closed as failed (or incomplete, when something did not answer).
+    """
+    from backstop.errors import Unavailable
+    from backstop.records import Counts
+    from backstop.runs.run import close_run, open_run
+
+    with control_room() as room:
+        run = open_run(room.control, duty, topic or "*", room.settings, dry_run=dry_run)
+        try:
+            due = count(room, run)
+        except BaseException as error:
+            room.control.rollback()
+            state = "incomplete" if isinstance(error, Unavailable) else "failed"
+            close_run(room.control, run, state, Counts(), error=str(error))
+            raise
+        if due == 0:
+            close_run(room.control, run, "done", Counts(due=0))
+            return None
+        return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "due": due}
+
+
+def reconcile_due(room: Room, run: Run) -> int:
+    """Stubs due in the run's scope, after the messages of open cases were looked at again."""
+    from backstop.reconcile.count_due import count_due
+    from backstop.reconcile.revisit import revisit_cases
+    from backstop.stores.protocol import Scope
+
+    if not run.dry_run:
+        revisit_cases(room.settings, room.connections, room.control, run)
+    scope = Scope() if run.scope == "*" else Scope(topics=run.scope.split(","))
+    due = count_due(room.settings, room.connections, run.as_of, scope)
+    if due.total == 0:
+        due.require_reachable()
+    return due.total
+
+
+def resend_due(room: Room, run: Run) -> int:
+    """Requests that may go out now, and claims that nobody finished; paused topics and those in mode observe
+    wait."""
+    wanted = None if run.scope == "*" else run.scope.split(",")
+    repair = [
+        name for name, topic in room.settings.topics.items()
+        if topic.mode == "repair" and (wanted is None or name in wanted)
+    ]  # fmt: skip
+    with room.control, room.control.cursor() as cursor:
+        cursor.execute(_REQUESTS_DUE, {"topics": repair})
+        return int(cursor.fetchone()[0])
+
+
+_REQUESTS_DUE = """
+    SELECT count(*)
+    FROM resend_request AS r
+    WHERE r.topic = ANY (%(topics)s)
+      AND (r.state = 'open' AND r.not_before <= clock_timestamp()
+           OR r.state = 'claimed' AND r.claim_deadline <= clock_timestamp())
+      AND NOT EXISTS (SELECT 1 FROM pause AS p WHERE p.topic IN (r.topic, '*'))
+"""
+
+
+def anything_to_send(promoted: Mapping[str, int]) -> bool:
+    """Whether the control database holds a request that the resend duty could take now."""
+    del promoted  # what was asked for earlier and not yet sent counts as well
+    with control_room() as room, room.control, room.control.cursor() as cursor:
+        repair = [name for name, topic in room.settings.topics.items() if topic.mode == "repair"]
+        cursor.execute(_REQUESTS_DUE, {"topics": repair})
+        return int(cursor.fetchone()[0]) > 0
+
+
+def failed_tasks(context: Mapping[str, Any]) -> list[str]:
+    """The tasks of this DAG run that failed, or could not start because another one did."""
+    task = context["ti"]
+    states = task.get_task_states(dag_id=task.dag_id, run_ids=[task.run_id]).get(task.run_id, {})
+    return sorted(name for name, state in states.items() if str(state) in ("failed", "upstream_failed"))
+
+
+def promote(opened: Opened) -> dict[str, int]:
+    """Applies what was judged and audited; returns its counts. A dry run promotes nothing."""
+    from backstop.reconcile.anomalies import find_anomalies
+    from backstop.reconcile.promote import promote as promote_run
+
+    if opened["dry_run"]:
+        return {}
+    with going_on(opened) as (room, run):
+        counts = promote_run(room.settings, room.connections, room.control, run)
+        return dict(counts + find_anomalies(room.settings, room.connections, room.control, run))
+
+
+def audit(suite: str, opened: Opened) -> str:
+    """Runs one suite of data checks over the run; returns its report. Raises AuditFailed when a check does
+    not hold."""
+    from backstop.quality import run_suite
+
+    with going_on(opened) as (room, run):
+        repair = [name for name, topic in room.settings.topics.items() if topic.mode == "repair"]
+        url = room.connections.url(room.settings.control)
+        return run_suite(suite, url, run.run_id, None, docs_folder(), repair_topics=repair).report
+
+
+def close(opened: Opened, failed: list[str]) -> dict[str, Any]:
+    """Closes the run as done, incomplete (not everything answered) or failed (these tasks failed); returns
+    its summary.
+
+    Raises AirflowFailException for an incomplete run, so that it ends red at once: what it did stays valid,
+    and trying to close it again could not help.
+    """
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from backstop.errors import Unavailable
+    from backstop.reconcile.judge import require_all_reachable
+    from backstop.runs.run import close_run, find
+
+    with control_room() as room:
+        run = find(room.control, int(opened["run_id"]), str(opened["token"]))
+        missed: Unavailable | None = None
+        if not failed and run.duty == "reconcile":
+            try:
+                require_all_reachable(room.control, run)
+            except Unavailable as error:
+                missed = error
+        state = "failed" if failed else "incomplete" if missed else "done"
+        error_text = (
+            f"failed tasks: {', '.join(sorted(failed))}" if failed else str(missed) if missed else None
+        )
+        counts = counts_of(room.control, run, int(opened["due"]))
+        close_run(room.control, run, state, counts, error=error_text)
+    if missed:
+        raise AirflowFailException(str(missed)) from missed
+    return {"run_id": run.run_id, "state": state, **counts}
+
+
+def counts_of(control: Any, run: Run, due: int) -> Any:
+    """What the run did, by name: its job's own counts, or verdicts as they were staged and requests as they
+    were made."""
+    from backstop.records import Counts
+
+    counts = Counts(due=due)
+    with control, control.cursor() as cursor:
+        cursor.execute(_COUNTS, {"run_id": run.run_id})
+        for name, number in cursor.fetchall():
+            counts[name] = int(number)
+    return counts
+
+
+_COUNTS = """
+    SELECT lower(c.verdict), sum(c.deliveries)
+    FROM staged_count AS c JOIN run AS r USING (run_id, stage)
+    WHERE r.run_id = %(run_id)s
+    GROUP BY c.verdict
+    UNION ALL
+    SELECT 'requests', count(*) FROM resend_request WHERE run_id = %(run_id)s HAVING count(*) > 0
+    UNION ALL
+    SELECT 'cases', count(*) FROM case_file WHERE opened_by_run = %(run_id)s HAVING count(*) > 0
+    UNION ALL
+    SELECT 'closed_' || state, count(*) FROM resend_request WHERE closed_by_run = %(run_id)s GROUP BY state
+"""
+
+
+def docs_folder() -> Path:
+    """Where the Data Docs lie: $BACKSTOP_DOCS_FOLDER, else a folder of Airflow's home. Workers and the UI
+    share it."""
+    home = os.environ.get("AIRFLOW_HOME") or os.path.expanduser("~/airflow")
+    return Path(os.environ.get("BACKSTOP_DOCS_FOLDER") or Path(home) / "backstop_data_docs")

@@ -1,0 +1,175 @@
+"""The read-only pages under /backstop: what a run did, and the Data Docs of its audits. Every page needs a
+reader.
+
+Nothing here changes anything. Text from the database is escaped; pages carry no script.
+"""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.responses import FileResponse, HTMLResponse, Response
+
+try:
+    from backstop.plugins.backstop_access import reader
+    from backstop.plugins.backstop_duty import control_room, docs_folder
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    from backstop_access import reader
+    from backstop_duty import control_room, docs_folder
+
+LIMIT = 200
+"""Rows of a table on a page; the last line says that there are more."""
+
+STYLE = """
+body { font: 14px/1.4 sans-serif; margin: 2em } table { border-collapse: collapse }
+td, th { border: 1px solid #ccc; padding: .2em .6em; text-align: left; vertical-align: top }
+"""
+
+# No script runs, not even the Data Docs' own, which come from other hosts: these pages share Airflow's origin
+# and cookie.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline' https:; "
+    "img-src 'self' data:; font-src 'self' https: data:; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "private, no-store",
+}
+
+QUERIES: tuple[tuple[str, str], ...] = (
+    ("Verdicts", """
+        SELECT topic, consumer_group AS "group", verdict, deliveries, eligible, newly
+        FROM verdict_count WHERE run_id = %(run_id)s ORDER BY 1, 2, 3 LIMIT %(limit)s"""),
+    ("Requests asked for", """
+        SELECT topic, message_id, send_number AS send, reason, state, coalesce(array_to_string(groups, ', '),
+        'all') AS groups,
+            error
+        FROM resend_request WHERE run_id = %(run_id)s ORDER BY request_id LIMIT %(limit)s"""),
+    ("Requests closed", """
+        SELECT topic, message_id, send_number AS send, state, coalesce(array_to_string(groups, ', '), 'all')
+        AS groups, error FROM resend_request WHERE closed_by_run = %(run_id)s ORDER BY request_id LIMIT
+        %(limit)s"""),
+    ("Cases opened", """
+        SELECT case_id AS "case", kind, topic, consumer_group AS "group", severity, state, summary
+        FROM case_file WHERE opened_by_run = %(run_id)s ORDER BY case_id LIMIT %(limit)s"""),
+    ("Not read to the end", """
+        SELECT subject, detail FROM staged_read JOIN run USING (run_id, stage)
+        WHERE run_id = %(run_id)s AND NOT complete ORDER BY 1 LIMIT %(limit)s"""),
+    ("Put into quarantine", """
+        SELECT store, row_key AS "row", reason, topic, message_id
+        FROM quarantine WHERE first_run_id = %(run_id)s ORDER BY 1, 2 LIMIT %(limit)s"""),
+)  # fmt: skip
+
+RUN = """
+    SELECT run_id, duty, scope, state, dry_run, started_at, finished_at, as_of, stage, policy_version,
+    code_version,
+        counts, phases, error
+    FROM run WHERE run_id = %(run_id)s"""
+CHECKS = """
+    SELECT suite, passed, expectations, failed, report, checked_at FROM data_check WHERE run_id = %(run_id)s
+    ORDER BY checked_at"""
+RECENT = """
+    SELECT run_id AS run, duty, scope, state, started_at, finished_at, counts FROM run ORDER BY run_id DESC
+    LIMIT 50"""
+
+
+def make_app() -> FastAPI:
+    """The application that Airflow mounts; without a reader every path is refused."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(reader())])
+    app.get("/runs")(list_runs)
+    app.get("/runs/{run_id}")(show_run)
+    app.get("/docs/{path:path}")(show_docs)
+    return app
+
+
+def list_runs() -> Response:
+    """The newest runs, each with its page."""
+    with control_room() as room, room.control, room.control.cursor() as cursor:
+        cursor.execute(RECENT)
+        rows = [row_of(cursor, row) for row in cursor.fetchall()]
+    for row in rows:
+        row["run"] = Link(f"runs/{row['run']}", str(row["run"]))
+    return page("Runs", table(rows))
+
+
+def show_run(run_id: int) -> Response:
+    """Counts, verdicts by topic and group, requests, cases, data checks of one run."""
+    with control_room() as room, room.control, room.control.cursor() as cursor:
+        cursor.execute(RUN, {"run_id": run_id})
+        found = cursor.fetchone()
+        if found is None:
+            raise HTTPException(404, "There is no such run.")
+        run = row_of(cursor, found)
+        cursor.execute(CHECKS, {"run_id": run_id})
+        checks = [row_of(cursor, row) for row in cursor.fetchall()]
+        sections = []
+        for title, query in QUERIES:
+            cursor.execute(query, {"run_id": run_id, "limit": LIMIT + 1})
+            sections.append((title, [row_of(cursor, row) for row in cursor.fetchall()]))
+    for check in checks:
+        check["report"] = Link(f"../docs/{check['report']}", "Data Docs")
+        check["failed"] = ", ".join(f"{broken['name']} ({broken['count']})" for broken in check["failed"])
+    facts = [{"what": name, "value": value} for name, value in run.items() if value not in (None, {})]
+    body = table(facts) + "<h2>Data checks</h2>" + table(checks)
+    body += "".join(f"<h2>{escape(title)}</h2>{table(rows)}" for title, rows in sections if rows)
+    return page(f"Run {run['run_id']}: {run['duty']}, {run['state']}", body)
+
+
+def show_docs(path: str) -> Response:
+    """A file of the Data Docs. Whatever lies outside their folder, or is not a plain file, is not found."""
+    folder = docs_folder().resolve()
+    try:
+        wanted = (folder / path).resolve(strict=True)
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise HTTPException(404, "There is no such page.") from error
+    if not wanted.is_relative_to(folder) or not wanted.is_file():
+        raise HTTPException(404, "There is no such page.")
+    return FileResponse(wanted, headers=HEADERS)
+
+
+class Link:
+    """A link to another of our pages."""
+
+    def __init__(self, target: str, text: str) -> None:
+        self.target, self.text = target, text
+
+    def __str__(self) -> str:
+        return f'<a href="{escape(self.target)}">{escape(self.text)}</a>'
+
+
+def row_of(cursor: Any, row: tuple[Any, ...]) -> dict[str, Any]:
+    """A row by the names of its columns."""
+    return {column.name: value for column, value in zip(cursor.description, row, strict=True)}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as an HTML table, every value escaped."""
+    if not rows:
+        return "<p>None.</p>"
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    lines = [
+        "<tr>" + "".join(f"<td>{shown(value)}</td>" for value in row.values()) + "</tr>"
+        for row in rows[:LIMIT]
+    ]
+    more = f"<p>Only the first {LIMIT} are shown.</p>" if len(rows) > LIMIT else ""
+    return f"<table><tr>{head}</tr>{''.join(lines)}</table>{more}"
+
+
+def shown(value: Any) -> str:
+    """One value as HTML."""
+    if isinstance(value, Link):
+        return str(value)
+    if value is None:
+        return ""
+    if isinstance(value, dict | list):
+        return escape(json.dumps(value, sort_keys=True, default=str))
+    return escape(f"{value:%Y-%m-%d %H:%M:%S}" if hasattr(value, "strftime") else str(value))
+
+
+def page(title: str, body: str) -> HTMLResponse:
+    """A whole page."""
+    head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
+    text = f"<!doctype html><html lang='en'>{head}<h1>{escape(title)}</h1>{body}</html>"
+    return HTMLResponse(text, headers=HEADERS)

@@ -1,0 +1,46 @@
+"""What Backstop adds to Airflow's UI: buttons on tasks, and read-only pages of runs. Light: every process
+loads plugins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+try:
+    from backstop.plugins.backstop_links import PREFIX, DataDocsLink, RunLink
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    from backstop_links import PREFIX, DataDocsLink, RunLink
+
+
+async def pages(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """The application, made at its first request: FastAPI and our settings are needed by the api-server
+    alone."""
+    global _app
+    if _app is None:
+        try:
+            from backstop.plugins.backstop_pages import make_app
+        except ModuleNotFoundError:
+            from backstop_pages import make_app
+        _app = make_app()
+    await _app(scope, receive, send)
+
+
+_app: Any = None
+
+
+class BackstopPlugin(AirflowPlugin):
+    """Found in the plugins folder, or through the entry point of the installed distribution."""
+
+    name = "backstop"
+    fastapi_apps = [{"app": pages, "url_prefix": PREFIX, "name": "Backstop"}]  # noqa: RUF012 - Airflow's form
+    external_views = [  # noqa: RUF012
+        {
+            "name": "Backstop",
+            "href": f"{PREFIX}/runs",
+            "destination": "nav",
+            "url_route": "backstop",
+            "nav_top_level": True,
+        }
+    ]
+    operator_extra_links = [RunLink(), DataDocsLink()]  # noqa: RUF012

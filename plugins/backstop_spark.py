@@ -1,0 +1,157 @@
+"""Submit a duty's Spark job with the provider's hook: secrets in a private file, the master checked,
+leftovers removed.
+
+A thin operator of our own instead of the provider's, because that one takes half a second to import in every
+DAG file, and its `durable` mode turns a cleared task green without running it again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+try:
+    from backstop.plugins.backstop_links import RunLink
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    from backstop_links import RunLink
+
+JOBS = Path(__file__).resolve().parent.parent / "spark_jobs"
+
+
+class SparkDutyOperator(BaseOperator):
+    """Runs spark_jobs/<duty>.py for an opened run, in client mode, on the master of `conn_id`.
+
+    The command line carries the run's id and its fencing token only. Connections go by a file of mode 0600 in
+    a private folder, which is removed whatever happens.
+    """
+
+    template_fields: Sequence[str] = ("opened",)
+    operator_extra_links = (RunLink(),)
+    ui_color = "#f7d5b5"
+
+    def __init__(
+        self, *, duty: str, opened: Any, conn_id: str = "spark_default",
+        conf: Mapping[str, str] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self.duty = duty
+        self.opened = opened
+        self.conn_id = conn_id
+        self.conf = dict(conf or {})
+        self._hook: Any = None
+
+    def execute(self, context: Any) -> None:
+        """Submit and wait; the job's own exit code decides. Raises ConfigurationError when the master is not
+        as meant."""
+        private = Path(tempfile.mkdtemp(prefix="backstop-"))  # mode 0700
+        try:
+            self._hook = self._prepare(private)
+            self._hook.submit(str(JOBS / f"{self.duty}.py"))
+        finally:
+            shutil.rmtree(private)
+
+    def on_kill(self) -> None:
+        """Ends the driver that this task started; one that lives on is fenced by its token."""
+        if self._hook is not None:
+            self._hook.on_kill()
+
+    def _prepare(self, private: Path) -> Any:
+        from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+        try:
+            from backstop.plugins.backstop_duty import url_from_airflow
+        except ModuleNotFoundError:
+            from backstop_duty import url_from_airflow
+        from backstop.config.connections import Connections, write_secrets_file
+        from backstop.config.load import load
+
+        check_master(self.conn_id)
+        connections, secrets = Connections(resolver=url_from_airflow), private / "connections.json"
+        named = [ref for ref in load().connection_refs() if not ref.startswith("env:")]
+        write_secrets_file(secrets, {ref: connections.url(ref) for ref in named})
+        return SparkSubmitHook(
+            conn_id=self.conn_id,
+            conf={"spark.speculation": "false", **self.conf},
+            name=f"backstop {self.duty}",
+            jars=os.environ.get("BACKSTOP_JDBC_JAR"),
+            py_files=None if runs_here(self.conn_id) else pack_code(private),
+            application_args=["--run-id", str(self.opened["run_id"]), "--token", str(self.opened["token"])],
+            env_vars=job_environment(secrets),
+            deploy_mode="client",
+        )
+
+
+def check_master(conn_id: str) -> None:
+    """Refuse a connection that the provider would silently take for YARN: a missing one, or a URI not
+    encoded."""
+    from airflow.sdk import BaseHook
+
+    from backstop.errors import ConfigurationError
+
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except Exception as error:
+        raise ConfigurationError(
+            f"Airflow has no connection {conn_id}, and Spark would be sent to a YARN that nobody named.",
+            kept="Nothing was read or changed.",
+            next_step=f"Define it, as in AIRFLOW_CONN_{conn_id.upper()}={EXAMPLE}.",
+        ) from error
+    host = connection.host or ""
+    if connection.conn_type != "yarn" and not host.startswith(("local", "yarn", "spark://", "k8s://")):
+        raise ConfigurationError(
+            f"The connection {conn_id} names no Spark master (host {host!r}).",
+            kept="Nothing was read or changed.",
+            next_step=f"Write it as JSON (a URI must be encoded): AIRFLOW_CONN_{conn_id.upper()}={EXAMPLE}.",
+        )
+    if connection.extra_dejson.get("deploy-mode", "client") != "client":
+        raise ConfigurationError(
+            f"The connection {conn_id} asks for deploy mode {connection.extra_dejson['deploy-mode']}.",
+            kept="Nothing was read or changed.",
+            next_step='Use "deploy-mode": "client": the driver reads a file beside the task.',
+        )
+
+
+EXAMPLE = """'{"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}'"""
+
+
+def runs_here(conn_id: str) -> bool:
+    """Whether the executors are threads of the driver on this machine."""
+    from airflow.sdk import BaseHook
+
+    return (BaseHook.get_connection(conn_id).host or "").startswith("local")
+
+
+def job_environment(secrets: Path) -> dict[str, str]:
+    """What the driver needs beside the task's environment. A path, never a secret: YARN would put it on a
+    command line."""
+    import backstop
+
+    beside = Path(sys.executable).parent
+    path = os.environ.get("PATH", os.defpath)
+    return {
+        "BACKSTOP_SECRETS_FILE": str(secrets),
+        "PYTHONPATH": os.pathsep.join(filter(None, [source_root(backstop), os.environ.get("PYTHONPATH")])),
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        # This environment's spark-submit goes before another one on the machine.
+        "PATH": f"{beside}{os.pathsep}{path}" if (beside / "spark-submit").exists() else path,
+    }
+
+
+def source_root(package: Any) -> str:
+    """The folder that holds the package backstop."""
+    return str(Path(package.__file__).resolve().parent.parent)
+
+
+def pack_code(private: Path) -> str:
+    """Our code as a zip for executors elsewhere (their environment holds the libraries)."""
+    import backstop
+
+    return shutil.make_archive(str(private / "backstop"), "zip", source_root(backstop), "backstop")

@@ -1,0 +1,122 @@
+"""The read-only pages: closed to strangers, escaped, and no way out of the folder of the Data Docs."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import psycopg2
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+import backstop_access
+import backstop_pages
+from backstop.local.postgres import Postgres
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTROL = files("backstop.schema").joinpath("control/0001_control.sql")
+NASTY = "<script>alert('o')</script>"
+
+
+@pytest.fixture(scope="module")
+def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with Postgres(tmp_path_factory.mktemp("pg")) as server:
+        server.create_database("control")
+        url = server.admin_dsn("control")
+        connection = psycopg2.connect(url)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(CONTROL.read_text())
+            cursor.execute(
+                "INSERT INTO run (duty, token, policy_version, code_version, counts)"
+                " VALUES ('reconcile', %s, 'p', 'c', '{\"lost\": 1}')",
+                (str(uuid.uuid4()),),
+            )
+            cursor.execute("INSERT INTO verdict_count VALUES (1, %s, 'billing', 'LOST', 7, 7, 0)", (NASTY,))
+            cursor.execute(
+                "INSERT INTO data_check (run_id, suite, passed, expectations, failed, report)"
+                ' VALUES (1, \'verdicts\', false, 3, \'[{"name": "names_known", "count": 2}]\','
+                " '1/verdicts/index.html')"
+            )
+        connection.close()
+        yield url
+
+
+@pytest.fixture
+def environment(control: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(ROOT / "backstop.yaml"))
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", control)
+    docs = tmp_path / "docs"
+    (docs / "1" / "verdicts").mkdir(parents=True)
+    (docs / "1" / "verdicts" / "index.html").write_text("the report")
+    (tmp_path / "secret.txt").write_text("secret")
+    (docs / "way_out").symlink_to(tmp_path / "secret.txt")
+    monkeypatch.setenv("BACKSTOP_DOCS_FOLDER", str(docs))
+    return docs
+
+
+@pytest.fixture
+def reader(environment: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    """Somebody whom Airflow lets pass."""
+    monkeypatch.setattr(backstop_pages, "reader", lambda: lambda: None)
+    return TestClient(backstop_pages.make_app())
+
+
+def test_a_run_page_shows_counts_and_checks_and_escapes_every_value(reader: TestClient) -> None:
+    page = reader.get("/runs/1")
+    assert page.status_code == 200
+    assert NASTY not in page.text
+    assert "&lt;script&gt;" in page.text
+    assert "names_known (2)" in page.text
+    assert 'href="../docs/1/verdicts/index.html"' in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "script-src" not in page.headers["content-security-policy"]
+
+
+def test_a_run_page_does_not_show_the_fencing_token(reader: TestClient, control: str) -> None:
+    connection = psycopg2.connect(control)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT token::text FROM run")
+        token = cursor.fetchone()[0]
+    connection.close()
+    assert token not in reader.get("/runs/1").text
+
+
+def test_the_list_leads_to_each_run(reader: TestClient) -> None:
+    assert 'href="runs/1"' in reader.get("/runs").text
+    assert reader.get("/runs/2").status_code == 404
+
+
+def test_data_docs_are_served_from_their_folder_only(reader: TestClient) -> None:
+    assert reader.get("/docs/1/verdicts/index.html").text == "the report"
+    for path in ("../secret.txt", "%2e%2e/secret.txt", "1/../../secret.txt", "%2e%2e%2fsecret.txt", "way_out",
+                 "1", "", "/etc/passwd", "%00", "1/verdicts/none.html"):  # fmt: skip
+        answer = reader.get(f"/docs/{path}")
+        assert answer.status_code in (404, 307), path
+        assert "secret" not in answer.text.replace("secret.txt", ""), path
+
+
+@pytest.mark.parametrize("path", ["/runs", "/runs/1", "/docs/1/verdicts/index.html", "/docs/none"])
+def test_a_stranger_is_refused_everywhere(environment: Path, path: str) -> None:
+    stranger = TestClient(backstop_pages.make_app())
+    answer = stranger.get(path)
+    assert answer.status_code in (401, 403)
+    assert "the report" not in answer.text
+
+
+def test_without_airflows_helpers_everybody_is_refused(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "airflow.api_fastapi.core_api.security", None)
+    assert backstop_access.reader() is backstop_access.refuse
+    assert TestClient(backstop_pages.make_app()).get("/runs").status_code == 403
+
+
+def test_nothing_can_be_changed(reader: TestClient) -> None:
+    for method in ("post", "put", "patch", "delete"):
+        assert getattr(reader, method)("/runs/1").status_code == 405
+    assert reader.get("/openapi.json").status_code == 404
+    assert isinstance(reader.app, FastAPI)

@@ -1,0 +1,180 @@
+"""What holds for every DAG: it loads quickly and lightly, says how to run it, and cannot run beside
+itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DAGS = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
+HEAVY = ("pyspark", "great_expectations", "psycopg2", "pydantic", "redis", "pandas", "pyarrow")
+MILLISECONDS = 100
+
+LOAD_ALL = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag(dag_folder=sys.argv[1])
+print("FACTS" + json.dumps({
+    "errors": bag.import_errors,
+    "dags": {dag.dag_id: {
+        "file": dag.fileloc, "doc_md": dag.doc_md, "owner": dag.owner, "tags": sorted(dag.tags),
+        "max_active_runs": dag.max_active_runs, "catchup": dag.catchup,
+        "timeout": dag.dagrun_timeout and dag.dagrun_timeout.total_seconds(),
+        "failure": getattr(dag.on_failure_callback, "__name__", None) or [
+            one.__name__ for one in dag.on_failure_callback or []],
+        "params": {name: dag.params.get_param(name).schema for name in dag.params},
+        "tasks": {task.task_id: {
+            "retries": task.retries, "owner": task.owner,
+            "timeout": task.execution_timeout and task.execution_timeout.total_seconds(),
+            "setup": task.is_setup, "teardown": task.is_teardown,
+            "red": getattr(task, "on_failure_fail_dagrun", None), "rule": task.trigger_rule.value,
+            "downstream": sorted(task.downstream_task_ids), "outlets": [outlet.name for outlet in
+            task.outlets], "links": [link.name for link in task.operator_extra_links],
+        } for task in dag.tasks},
+    } for dag in bag.dags.values()},
+}))
+"""
+
+MEASURE = """
+import json, sys, time, importlib.util
+from airflow.sdk import DAG
+with DAG("empty"):
+    pass
+before, since = set(sys.modules), time.process_time()
+spec = importlib.util.spec_from_file_location("measured", sys.argv[1])
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+print("FACTS" + json.dumps({
+    "ms": 1000 * (time.process_time() - since), "loaded": sorted({name.split(".")[0] for name in
+    set(sys.modules) - before}),
+}))
+"""
+
+NO_DATABASE = """
+import json, sys, importlib.util
+import airflow.sdk
+from airflow.sdk import BaseHook, Connection, Variable
+def forbidden(*args, **kwargs):
+    raise AssertionError("a DAG file asked for a Variable or a connection while it was parsed")
+Variable.get = BaseHook.get_connection = Connection.get = forbidden
+spec = importlib.util.spec_from_file_location("measured", sys.argv[1])
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+print("FACTS" + json.dumps("fine"))
+"""
+
+
+def facts(code: str, home: Path, *arguments: str) -> Any:
+    """What a fresh interpreter prints, with Airflow at `home` and our folders where Airflow puts them."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "BACKSTOP"))
+    }
+    environment |= {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "include"), str(ROOT / "plugins"))),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.rpartition("FACTS")[2])
+
+
+@pytest.fixture(scope="module")
+def bag(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    loaded: dict[str, Any] = facts(LOAD_ALL, tmp_path_factory.mktemp("airflow"), str(ROOT / "dags"))
+    return loaded
+
+
+def test_every_file_loads_and_holds_the_dag_of_its_name(bag: dict[str, Any]) -> None:
+    assert bag["errors"] == {}
+    assert sorted(bag["dags"]) == DAGS
+    assert {Path(dag["file"]).stem for dag in bag["dags"].values()} == set(DAGS)
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_a_dag_says_how_to_run_it_whose_it_is_and_who_is_told(bag: dict[str, Any], name: str) -> None:
+    dag = bag["dags"][name]
+    assert all(word in dag["doc_md"] for word in ("when it is red", "**By hand**", "**Stop**"))
+    assert all(task in dag["doc_md"] for task in dag["tasks"]), "the runbook leaves a task out"
+    assert dag["owner"] == "backstop"
+    assert "backstop" in dag["tags"]
+    assert "tell_failure" in dag["failure"]
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_a_dag_neither_runs_beside_itself_nor_catches_up_nor_hangs(bag: dict[str, Any], name: str) -> None:
+    dag = bag["dags"][name]
+    assert dag["max_active_runs"] == 1
+    assert dag["catchup"] is False
+    assert 0 < dag["timeout"] <= 24 * 3600
+    for task in dag["tasks"].values():
+        assert 0 < task["timeout"] < dag["timeout"]
+        assert 0 <= task["retries"] <= 3
+        assert task["owner"] == "backstop"
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_a_run_is_opened_by_a_setup_and_closed_by_a_teardown_whatever_happens(
+    bag: dict[str, Any], name: str
+) -> None:
+    tasks = bag["dags"][name]["tasks"]
+    assert [name for name, task in tasks.items() if task["setup"]] == ["open_run"]
+    assert [name for name, task in tasks.items() if task["teardown"]] == ["close_run"]
+    assert tasks["open_run"]["retries"] == 0, "a second try would find the lease of the first"
+    assert tasks["close_run"]["red"] is True
+    assert tasks["close_run"]["rule"] == "all_done_setup_success"
+    assert all(task["downstream"] for name, task in tasks.items() if name != "close_run")
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_a_manual_run_has_a_form_with_topic_and_dry_run(bag: dict[str, Any], name: str) -> None:
+    params = bag["dags"][name]["params"]
+    assert params["dry_run"]["type"] == "boolean"
+    assert set(params["topic"]["type"]) == {"null", "string"}
+
+
+def test_nothing_is_promoted_before_its_audits_and_only_requests_wake_resend(bag: dict[str, Any]) -> None:
+    tasks = bag["dags"]["reconcile"]["tasks"]
+    assert tasks["judge"]["downstream"] == ["audit_logs", "audit_stubs"]
+    assert tasks["audit_stubs"]["downstream"] == tasks["audit_logs"]["downstream"] == ["audit_verdicts"]
+    assert tasks["audit_verdicts"]["downstream"] == ["promote"]
+    assert set(tasks["promote"]["downstream"]) == {"ask_for_resend", "audit_requests"}
+    emitting = {name for name, task in tasks.items() if task["outlets"]}
+    assert emitting == {"ask_for_resend"}
+    assert tasks["judge"]["retries"] == 1
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(
+    bag: dict[str, Any], name: str
+) -> None:
+    for task_id, task in bag["dags"][name]["tasks"].items():
+        if task_id.startswith("audit"):
+            assert task["links"] == ["What this run did", "Data Docs"]
+        elif task_id in ("judge", "claim_publish_settle", "promote", "close_run"):
+            assert task["links"] == ["What this run did"]
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_a_dag_file_is_light(tmp_path: Path, name: str) -> None:
+    measured = []
+    for _ in range(3):  # the best of three: what the machine does beside it is not the file's fault
+        measured.append(facts(MEASURE, tmp_path, str(ROOT / "dags" / f"{name}.py")))
+        assert not set(measured[-1]["loaded"]) & set(HEAVY)
+        if measured[-1]["ms"] < MILLISECONDS:
+            return
+    pytest.fail(f"{[round(run['ms']) for run in measured]} ms of processor time more than an empty DAG")
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_a_dag_file_asks_no_database_while_it_is_parsed(tmp_path: Path, name: str) -> None:
+    assert facts(NO_DATABASE, tmp_path, str(ROOT / "dags" / f"{name}.py")) == "fine"
