@@ -16,8 +16,9 @@ from pydantic import (
     PrivateAttr,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from backstop.config.durations import Duration
+from backstop.config.durations import Duration, parse
 from backstop.config.policy import Policy
 from backstop.errors import ConfigurationError
 
@@ -53,9 +54,12 @@ class BrokerSettings(_Frozen):
         if self.retry_schedule is not None:
             return self.retry_schedule
         limit, visibility = self.options.get("delivery_limit"), self.options.get("visibility")
-        if isinstance(limit, int | float) and isinstance(visibility, int | float):
-            return timedelta(seconds=float(limit) * float(visibility))
-        return None
+        if not isinstance(limit, int) or visibility is None:
+            return None
+        try:
+            return limit * parse(visibility)
+        except PydanticCustomError:
+            return None  # the adapter refuses it when it is opened, with the place in the file
 
 
 class StubStoreSettings(_Frozen):

@@ -1,0 +1,62 @@
+"""What a person may decide of a case, and which deliveries a decision fits at this moment (pure)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from backstop.config.settings import Policy
+from backstop.records import Stub, Verdict
+from backstop.verdicts.judge import Judged
+
+ACTIONS: dict[str, str] = {
+    "leave": "nothing is done; the same finding opens no new case for these deliveries",
+    "discard": "the delivery is given up for this group: no later run acts on it, and nothing is sent for it",
+    "void": "the whole message is withdrawn, for every group",
+    "raise": "one more send is allowed (or --more N); reconcile goes on with it",
+    "resend": "asks for the next send, to this group alone, where it still fits when it is claimed",
+    "accept": "the queue's new life is accepted: older copies are judged by time from now on",
+}
+"""Every action with its sentence."""
+
+_BY_KIND: dict[str, tuple[str, ...]] = {
+    "exhausted": ("raise", "void", "discard", "leave"),
+    "refused": ("raise", "void", "discard", "leave"),
+    "mass_loss": ("resend", "discard", "leave"),
+    "new_epoch": ("accept", "leave"),
+    "backlog": ("resend", "void", "discard", "leave"),
+    "unknown": ("resend", "void", "discard", "leave"),
+    "overdue": ("resend", "void", "discard", "leave"),
+    "stalled": ("resend", "discard", "void", "leave"),
+    "no_route": ("resend", "discard", "void", "leave"),
+}
+_DONE = (Verdict.CONFIRMED, Verdict.VOIDED)
+
+
+def actions_for(kind: str) -> tuple[str, ...]:
+    """The actions that a case of this kind offers."""
+    return _BY_KIND[kind]
+
+
+def is_done(judged: Judged) -> bool:
+    """Nothing is left to decide: the group's work is done, or the delivery was given up before."""
+    return judged.verdict in _DONE
+
+
+def why_not(action: str, judged: Judged, stub: Stub, policy: Policy, as_of: datetime) -> str | None:
+    """Why this action does not fit a delivery that is not done, as the end of a sentence; null: it fits."""
+    if judged.verdict is Verdict.IN_PROGRESS and action in ("discard", "void"):
+        return "a consumer is working on it now"
+    if action in ("discard", "void"):
+        return None
+    if as_of >= stub.created_at + policy.replay_horizon:
+        return "it is older than the replay horizon, beyond which nothing is published"
+    if action == "raise":
+        if stub.refusals >= policy.max_refusals:
+            return "the broker refused it too often: mend the cause and raise max_refusals in the policy"
+        if judged.verdict is not Verdict.EXHAUSTED and not judged.eligible:
+            return f"its sends are not used up: it is {judged.verdict} ({judged.reason})"
+        return None
+    # A group that takes no duplicates is never resent to by a rule, only by a person who looked.
+    if judged.eligible or judged.case_kind == "stalled":
+        return None
+    return f"it is {judged.verdict} ({judged.reason}): {judged.verdict.sentence}"

@@ -1,0 +1,46 @@
+"""Closes the cases that are over: every delivery in them was done, withdrawn or discarded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from backstop.named_sql import load
+
+_SQL = load("backstop.cases", "queries.sql")
+
+Delivery = tuple[str, str, str]
+"""topic, message_id, consumer_group"""
+
+
+def close_satisfied(cur: Any, run_id: int, done: Sequence[Delivery] = ()) -> int:
+    """Returns how many cases it closed, in the caller's transaction; each gets a closing alert, once.
+
+    Settled are members of messages that the run's present stage found confirmed or voided, discarded deliveries, and
+    `done`: deliveries that the caller judged CONFIRMED or VOIDED by key. A case without members is only closed by a person.
+    """
+    cur.execute(_SQL["settle_by_run"], {"run_id": run_id})
+    if done:
+        settle(cur, done)
+    return close_settled(cur)
+
+
+def close_settled(cur: Any) -> int:
+    """Closes every case all of whose members have settled; returns how many."""
+    cur.execute(_SQL["close_settled"])
+    closed = cur.fetchall()
+    for case_id, kind, topic, group, decision in closed:
+        how = f"after the decision to {decision}" if decision else "by itself"
+        cur.execute(_SQL["alert"], {
+            "case_id": case_id, "dedup_key": f"case/{case_id}/closed", "severity": "info",
+            "title": f"Case {case_id} is over: {kind} in {topic}",
+            "body": f"Every delivery to {group} in it was done, withdrawn or discarded, {how}.",
+        })  # fmt: skip
+    return len(closed)
+
+
+def settle(cur: Any, done: Sequence[Delivery]) -> None:
+    """Marks these deliveries as settled in every case that is not closed."""
+    cur.execute(_SQL["settle_members"], {
+        "topics": [d[0] for d in done], "ids": [d[1] for d in done], "groups": [d[2] for d in done],
+    })  # fmt: skip

@@ -1,0 +1,305 @@
+"""Applies what a person decided of a case, after reading the present state again.
+
+    control: the intention (who, what, why) | judge by key | producer: void, raise, each a compare-and-set
+                                            | control: discards, requests, accepted epochs, the decision
+
+Crash points. After the intention: nothing was applied; the case is open and shows what somebody was about to do; deciding
+again replaces it. Among the producer's writes: a stub that is already voided, or already allowed more, counts as applied
+when the decision is repeated. After them: the same, and the last transaction makes up for what is missing. The last
+transaction is one: its effects and the word "decided" appear together. A decision that was applied whole and is repeated
+changes nothing. Two people at once: the intention is one row; only the one whose intention still stands may finish, the
+other is refused and told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from psycopg2 import errors as pg
+
+from backstop.cases.actions import actions_for, is_done, why_not
+from backstop.cases.close import close_settled, settle
+from backstop.cases.look import Case, show
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import DecisionRefused, StoreUnavailable
+from backstop.named_sql import load
+from backstop.records import Counts, Key, Stub, StubStatus
+from backstop.resend.request import Ask, ask, route_for
+from backstop.verdicts.judge import Judge, Judged, Judgement
+
+_SQL = load("backstop.cases", "queries.sql")
+_BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a decision did. `left_out`: deliveries it did not fit, with the reason; the case stays open for them."""
+
+    case_id: int
+    action: str
+    counts: Counts
+    left_out: tuple[str, ...] = ()
+    again: bool = False
+    """The very same decision had been applied before; nothing changed now."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What fits at this moment, collected over all batches."""
+
+    fits: list[tuple[Judged, Stub]] = field(default_factory=list)
+    done: list[tuple[str, str, str]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    verdicts: dict[Key, dict[str, str]] = field(default_factory=dict)
+
+
+def decide(
+    conn: Any, settings: Settings, connections: Connections, case_id: int, action: str, who: str, why: str,
+    options: Mapping[str, Any] | None = None,
+) -> Decided:  # fmt: skip
+    """Applies `action` to the case's open deliveries and commits.
+
+    options: `more` (raise: sends beyond those handed out, 1), `message_ids` (only these). Raises DecisionRefused when the
+    action does not fit the case as it is now, StoreUnavailable when the state could not be read again.
+    """
+    options = options or {}
+    case, _ = show(conn, case_id, members=0)
+    _check(case, action, who, why)
+    if (case.decision, case.decided_by, case.why) == (action, who, why) and case.state != "open":
+        return Decided(case_id, action, Counts(), again=True)
+    if not case.actions:
+        raise _refused(
+            f"Case {case_id} is already {case.state}" + (f": {case.decision} by {case.decided_by}." if case.decision else "."),
+            f"See what became of it: backstop cases show {case_id}",
+        )
+    intent = {"case_id": case_id, "action": action, "who": who, "why": why}
+    _intend(conn, intent)
+    if action in ("leave", "accept"):
+        return _decide_in_control(conn, intent)
+    with Judge(settings, connections, conn) as judge:
+        plan, partial = _plan(conn, judge, settings, case, action, options)
+        if not plan.fits and not plan.done:
+            _withdraw(conn, intent)
+            raise _refused(
+                f"The decision to {action} does not fit case {case_id} as it is now: " + _first(plan.left_out),
+                f"Look again (backstop cases show {case_id}) and decide by the present state.",
+            )
+        counts = _apply_in_producers(judge, plan, action, int(options.get("more", 1)))
+    return _finish(conn, settings, intent, plan, counts, partial)
+
+
+def _check(case: Case, action: str, who: str, why: str) -> None:
+    if action not in actions_for(case.kind):
+        raise _refused(
+            f"A case of kind {case.kind} cannot be decided by {action!r}.",
+            f"Choose one of: {', '.join(actions_for(case.kind))}.",
+        )
+    if not who.strip() or not why.strip():
+        raise _refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
+
+
+def _intend(conn: Any, intent: Mapping[str, Any]) -> None:
+    try:
+        with conn, conn.cursor() as cur:
+            cur.execute(_SQL["intend"], intent)
+            if cur.rowcount == 0:
+                raise _refused(
+                    f"Case {intent['case_id']} was closed or decided a moment ago.",
+                    f"See what became of it: backstop cases show {intent['case_id']}",
+                )
+    except pg.UniqueViolation:
+        raise _refused(
+            f"Case {intent['case_id']} was left, and a newer case of the same cause is open.",
+            "Decide the newer one: backstop cases list",
+        ) from None
+
+
+def _withdraw(conn: Any, intent: Mapping[str, Any]) -> None:
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["still_mine"], intent)
+        if cur.fetchone() is not None:
+            cur.execute(_SQL["withdraw_intention"], intent)
+
+
+def _decide_in_control(conn: Any, intent: Mapping[str, Any]) -> Decided:
+    """`leave` and `accept`: one transaction in the control database is all there is."""
+    counts = Counts()
+    with conn, conn.cursor() as cur:
+        _require_mine(cur, intent)
+        if intent["action"] == "accept":
+            cur.execute(_SQL["unaccepted_epochs"], intent)
+            for broker, topic, queue_id, epoch, told in cur.fetchall():
+                if not told:
+                    raise _refused(
+                        f"Queue {queue_id} of {topic} began yet another life since this case was last seen.",
+                        "Let reconcile run once, then look at the case again.",
+                    )
+                cur.execute(
+                    _SQL["accept_epoch"], {"broker": broker, "topic": topic, "queue_id": queue_id, "epoch": epoch}
+                )
+                counts.add("accepted", cur.rowcount)
+        _record(cur, intent, counts, [])
+        cur.execute(_SQL["decided"], intent)
+    return Decided(intent["case_id"], intent["action"], counts)
+
+
+def _plan(
+    conn: Any, judge: Judge, settings: Settings, case: Case, action: str, options: Mapping[str, Any]
+) -> tuple[_Plan, bool]:
+    """What fits now, and whether only some of the case's deliveries were asked about."""
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["open_members"], {"case_id": case.case_id})
+        members = cur.fetchall()
+    wanted = options.get("message_ids")
+    chosen = [m for m in members if wanted is None or m[2] in set(wanted)]
+    if wanted is not None and (unknown := sorted(set(wanted) - {m[2] for m in chosen})):
+        raise _refused(
+            f"Not among the open deliveries of case {case.case_id}: {', '.join(unknown[:5])}.",
+            f"See its members: backstop cases show {case.case_id}",
+        )
+    if action == "resend" and settings.topics[case.topic].mode != "repair":
+        raise _refused(
+            f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
+            "Set its mode to repair in backstop.yaml, or decide otherwise.",
+        )
+    plan, rest = _Plan(), iter(chosen)
+    while batch := list(islice(rest, _BATCH)):
+        seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
+        if seen.unreachable:
+            raise StoreUnavailable(
+                f"The present state could not be read: {', '.join(sorted(seen.unreachable))} did not answer.",
+                kept="Nothing was applied; the case is open, with the intention noted.",
+                next_step="Bring it back, then decide again.",
+            )
+        _plan_batch(plan, settings, action, batch, seen)
+    return plan, len(chosen) < len(members)
+
+
+def _plan_batch(
+    plan: _Plan, settings: Settings, action: str, batch: Sequence[tuple[str, str, str, str]], seen: Judgement
+) -> None:
+    by_key: dict[Key, list[Judged]] = {}
+    for judged in seen.judged:
+        by_key.setdefault(judged.key, []).append(judged)
+        plan.verdicts.setdefault(judged.key, {})[judged.consumer_group] = str(judged.verdict)
+    for _, topic, message_id, group in batch:
+        key = Key(topic, message_id)
+        mine = [judged for judged in by_key.get(key, ()) if group in ("*", judged.consumer_group)]
+        if not mine:
+            plan.left_out.append(f"{message_id}: no shard has its stub, or {group} does not owe it")
+        elif len(seen.shards_of[key]) > 1:
+            plan.left_out.append(f"{message_id}: it is on more than one shard; mend that first")
+        elif all(is_done(judged) for judged in mine):
+            plan.done.append((topic, message_id, group))
+        else:
+            stub = seen.stubs[key]
+            for judged in (judged for judged in mine if not is_done(judged)):
+                policy = settings.policy_for(topic, judged.consumer_group)
+                if reason := why_not(action, judged, stub, policy, seen.as_of):
+                    plan.left_out.append(f"{message_id} for {judged.consumer_group}: {reason}")
+                else:
+                    plan.fits.append((judged, stub))
+
+
+def _apply_in_producers(judge: Judge, plan: _Plan, action: str, more: int) -> Counts:
+    """`void` and `raise`, message by message; each is done at most once however often it is repeated."""
+    counts = Counts()
+    if action not in ("void", "raise"):
+        return counts
+    failed: set[Key] = set()
+    for key, stub in {stub.key: stub for _, stub in plan.fits}.items():
+        store = judge.sources.shard(stub.shard)
+        if action == "void":
+            applied = store.void(key) or _now(judge, stub).status == StubStatus.VOIDED
+            says = "an attempt to send it is under way, or it was just confirmed"
+        else:
+            wanted = stub.send_count + max(more, 1)
+            applied = store.raise_max_sends(key, wanted) or (_now(judge, stub).max_sends or 0) >= wanted
+            says = "it was just confirmed or withdrawn"
+        counts.add("voided" if action == "void" else "raised", int(applied))
+        if not applied:
+            failed.add(key)
+            plan.left_out.append(f"{key.message_id}: {says}")
+    plan.fits = [(judged, stub) for judged, stub in plan.fits if stub.key not in failed]
+    return counts
+
+
+def _now(judge: Judge, stub: Stub) -> Stub:
+    return judge.sources.shard(stub.shard).stubs([stub.key]).get(stub.key, stub)
+
+
+def _finish(
+    conn: Any, settings: Settings, intent: Mapping[str, Any], plan: _Plan, counts: Counts, partial: bool
+) -> Decided:
+    """The last transaction: what belongs to the control database, and the decision itself."""
+    action, case_id = intent["action"], intent["case_id"]
+    settled = list(plan.done)
+    with conn, conn.cursor() as cur:
+        _require_mine(cur, intent)
+        if action == "discard":
+            given_up = [(j.topic, j.message_id, j.consumer_group) for j, _ in plan.fits]
+            cur.execute(_SQL["discard"], {
+                **intent, "topics": [d[0] for d in given_up], "ids": [d[1] for d in given_up],
+                "groups": [d[2] for d in given_up],
+            })  # fmt: skip
+            counts.add("discarded", cur.rowcount)
+            settled += given_up
+        elif action == "resend":
+            asks = [_ask(settings, case_id, judged, plan.verdicts[judged.key]) for judged, _ in plan.fits]
+            counts += ask(cur, asks, None)
+        elif action == "void":
+            settled += [(key.topic, key.message_id, group) for key in {s.key for _, s in plan.fits}
+                        for group in ("*", *plan.verdicts[key])]  # fmt: skip
+        if settled:
+            settle(cur, settled)
+        counts.add("already_done", len(plan.done))
+        counts.add("left_out", len(plan.left_out))
+        _record(cur, intent, counts, plan.left_out)
+        cur.execute(_SQL["withdraw_intention" if plan.left_out or partial else "decided"], intent)
+        close_settled(cur)
+    return Decided(case_id, action, counts, tuple(plan.left_out))
+
+
+def _ask(settings: Settings, case_id: int, judged: Judged, verdicts: Mapping[str, str]) -> Ask:
+    wanted = frozenset({judged.consumer_group})
+    return Ask(
+        shard=judged.shard, topic=judged.topic, message_id=judged.message_id, send_number=judged.send_count + 1,
+        groups=(judged.consumer_group,), reason=judged.reason, requested_by=f"case {case_id}",
+        # Without another way the copy goes to the topic: that is what the person decided.
+        route=route_for(settings, judged.topic, wanted, verdicts) or "topic",
+    )  # fmt: skip
+
+
+def _require_mine(cur: Any, intent: Mapping[str, Any]) -> None:
+    cur.execute(_SQL["still_mine"], intent)
+    if cur.fetchone() is None:
+        raise DecisionRefused(
+            f"Somebody else began another decision of case {intent['case_id']} meanwhile.",
+            kept="What this one had changed in producer databases stays; requests and discards were not written.",
+            next_step=f"Talk to them: backstop cases show {intent['case_id']}",
+        )
+
+
+def _record(cur: Any, intent: Mapping[str, Any], counts: Counts, left_out: Sequence[str]) -> None:
+    entry = {
+        "action": intent["action"], "by": intent["who"], "why": intent["why"], "did": dict(counts),
+        "left_out": len(left_out), "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+    cur.execute(_SQL["record_decision"], {"case_id": intent["case_id"], "entry": json.dumps([entry])})
+
+
+def _first(sentences: Sequence[str]) -> str:
+    if not sentences:
+        return "none of its deliveries is open any more."
+    rest = f" (and {len(sentences) - 3} more)" if len(sentences) > 3 else ""
+    return "; ".join(sentences[:3]) + rest + "."
+
+
+def _refused(what: str, next_step: str) -> DecisionRefused:
+    return DecisionRefused(what, kept="Nothing was applied.", next_step=next_step)

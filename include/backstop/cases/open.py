@@ -1,0 +1,56 @@
+"""Opens a case for what a person must decide, or joins the open one of the same cause; its alert is written with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg2.extras import execute_values
+
+from backstop.named_sql import load
+
+_SQL = load("backstop.cases", "queries.sql")
+
+Member = tuple[str, str, str, str]
+"""shard, topic, message_id, consumer_group"""
+
+
+def open_case(
+    cur: Any, *, kind: str, topic: str, group: str, subject: str, severity: str, summary: str,
+    evidence: Mapping[str, object], members: Sequence[Member], run_id: int | None,
+) -> int:  # fmt: skip
+    """Returns the case's id; everything is written in the caller's transaction.
+
+    One cause (kind, topic, group, subject) has one open case and one alert, however often it is found. Members that a
+    person left on purpose, or whose resend a person asked for and which is still on its way, open nothing again.
+    """
+    where: dict[str, Any] = {"kind": kind, "topic": topic, "group": group, "subject": subject}
+    fresh, left = list(members), None
+    if members:
+        cur.execute(_SQL["covered"], {
+            **where, "topics": [m[1] for m in members], "ids": [m[2] for m in members],
+            "groups": [m[3] for m in members],
+        })  # fmt: skip
+        covered = {tuple(row[:3]): row[3] for row in cur.fetchall()}
+        fresh = [member for member in members if member[1:] not in covered]
+        left = max(covered.values(), default=None)
+    else:
+        cur.execute(_SQL["left_without_members"], where)
+        found = cur.fetchone()
+        left = found[0] if found else None
+    if left is not None and not fresh:
+        return int(left)
+    cur.execute(_SQL["open"], {
+        **where, "severity": severity, "summary": summary, "run_id": run_id,
+        "evidence": json.dumps(dict(evidence), default=str),
+    })  # fmt: skip
+    case_id = int(cur.fetchone()[0])
+    if fresh:
+        once = {member[1:]: (case_id, *member) for member in fresh}
+        execute_values(cur, _SQL["add_members"], sorted(once.values()), page_size=5_000)
+    cur.execute(_SQL["alert"], {
+        "case_id": case_id, "dedup_key": f"case/{case_id}", "severity": severity,
+        "title": f"Case {case_id}: {kind} in {topic}", "body": f"{summary}. See: backstop cases show {case_id}",
+    })  # fmt: skip
+    return case_id

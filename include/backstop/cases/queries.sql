@@ -1,0 +1,139 @@
+-- Named queries on the control database: cases, their members, and what people decided.
+
+-- name: covered: members that a person has already dealt with, so that the same finding makes no second case
+-- Left on purpose, or on their way because a decision asked for a resend that has not ended.
+SELECT m.topic, m.message_id, m.consumer_group, m.case_id
+FROM case_member m JOIN case_file c USING (case_id)
+WHERE c.kind = %(kind)s AND c.topic = %(topic)s AND c.consumer_group = %(group)s AND c.subject = %(subject)s
+    AND c.state = 'decided'
+    AND (c.decision = 'leave' OR EXISTS (
+        SELECT 1 FROM resend_request q
+        WHERE q.topic = m.topic AND q.message_id = m.message_id AND q.state IN ('open', 'claimed')
+            AND q.requested_by = 'case ' || c.case_id))
+    AND (m.topic, m.message_id, m.consumer_group)
+        IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]));
+
+-- name: left_without_members: a case of this cause that has no members and was left on purpose
+SELECT c.case_id FROM case_file c
+WHERE c.kind = %(kind)s AND c.topic = %(topic)s AND c.consumer_group = %(group)s AND c.subject = %(subject)s
+    AND c.state = 'decided' AND c.decision = 'leave'
+    AND NOT EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id)
+ORDER BY c.case_id DESC
+LIMIT 1;
+
+-- name: open: a new case, or the open one of the same cause, which it joins
+INSERT INTO case_file (kind, topic, consumer_group, subject, severity, summary, evidence, opened_by_run)
+VALUES (%(kind)s, %(topic)s, %(group)s, %(subject)s, %(severity)s, %(summary)s, %(evidence)s::jsonb, %(run_id)s)
+ON CONFLICT (kind, topic, consumer_group, subject) WHERE state = 'open' DO UPDATE SET
+    last_seen_at = clock_timestamp(), summary = excluded.summary, evidence = case_file.evidence || excluded.evidence
+RETURNING case_id;
+
+-- name: add_members: deliveries of a case, each once; one that had settled is open again
+INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group) VALUES %s
+ON CONFLICT (case_id, topic, message_id, consumer_group) DO UPDATE SET settled_at = NULL
+WHERE case_member.settled_at IS NOT NULL;
+
+-- name: alert: tells people, once for each key
+INSERT INTO alert (case_id, dedup_key, severity, title, body)
+VALUES (%(case_id)s, %(dedup_key)s, %(severity)s, %(title)s, %(body)s)
+ON CONFLICT (dedup_key) DO NOTHING;
+
+-- name: settle_by_run: members whose message this run found closed, or whose delivery a person discarded
+UPDATE case_member m SET settled_at = clock_timestamp()
+FROM case_file c
+WHERE c.case_id = m.case_id AND c.closed_at IS NULL AND m.settled_at IS NULL
+    AND (EXISTS (
+            SELECT 1 FROM staged_stub s JOIN run r ON r.run_id = s.run_id AND r.stage = s.stage
+            WHERE s.run_id = %(run_id)s AND s.topic = m.topic AND s.message_id = m.message_id
+                AND s.new_status IN ('confirmed', 'voided'))
+        OR EXISTS (
+            SELECT 1 FROM delivery_decision d
+            WHERE d.topic = m.topic AND d.message_id = m.message_id AND d.consumer_group = m.consumer_group));
+
+-- name: settle_members: members that were seen to be done
+UPDATE case_member m SET settled_at = clock_timestamp()
+FROM case_file c
+WHERE c.case_id = m.case_id AND c.closed_at IS NULL AND m.settled_at IS NULL
+    AND (m.topic, m.message_id, m.consumer_group)
+        IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]));
+
+-- name: close_settled: cases all of whose members have settled
+UPDATE case_file c
+SET state = 'closed', closed_at = clock_timestamp()
+WHERE c.closed_at IS NULL
+    AND EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id)
+    AND NOT EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL)
+RETURNING c.case_id, c.kind, c.topic, c.consumer_group, c.decision;
+
+-- name: list: cases, the newest first, with how many members are still open
+SELECT c.case_id, c.kind, c.topic, c.consumer_group, c.subject, c.severity, c.state, c.summary, c.evidence,
+    c.opened_at, c.opened_by_run, c.last_seen_at, c.decision, c.decided_by, c.decided_at, c.why, c.closed_at,
+    (SELECT count(*) FROM case_member m WHERE m.case_id = c.case_id) AS members,
+    (SELECT count(*) FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL) AS open_members
+FROM case_file c
+WHERE (%(case_id)s::bigint IS NULL OR c.case_id = %(case_id)s)
+    AND (%(state)s::text IS NULL OR c.state = %(state)s)
+    AND (%(topic)s::text IS NULL OR c.topic = %(topic)s)
+    AND (%(kind)s::text IS NULL OR c.kind = %(kind)s)
+ORDER BY c.case_id DESC
+LIMIT %(limit)s;
+
+-- name: cases_of_message: the cases that a message is in
+SELECT DISTINCT m.case_id, m.consumer_group, m.settled_at
+FROM case_member m
+WHERE m.topic = %(topic)s AND m.message_id = %(message_id)s
+ORDER BY m.case_id, m.consumer_group;
+
+-- name: members: a case's deliveries and the last verdict that a run stored of each
+SELECT m.shard, m.topic, m.message_id, m.consumer_group, m.settled_at, v.verdict, v.reason, v.run_id
+FROM case_member m
+LEFT JOIN LATERAL (
+    SELECT w.verdict, w.reason, w.run_id FROM verdict w
+    WHERE w.topic = m.topic AND w.message_id = m.message_id AND w.consumer_group = m.consumer_group
+    ORDER BY w.run_id DESC LIMIT 1) v ON true
+WHERE m.case_id = %(case_id)s
+ORDER BY m.settled_at NULLS FIRST, m.topic, m.message_id, m.consumer_group
+LIMIT %(limit)s;
+
+-- name: open_members: the deliveries that a decision is about
+SELECT shard, topic, message_id, consumer_group FROM case_member
+WHERE case_id = %(case_id)s AND settled_at IS NULL
+ORDER BY topic, message_id, consumer_group;
+
+-- name: intend: a person's decision is recorded before it is applied; it also reopens a case that was left
+UPDATE case_file
+SET state = 'open', decided_at = NULL, decision = %(action)s, decided_by = %(who)s, why = %(why)s
+WHERE case_id = %(case_id)s AND closed_at IS NULL
+    AND (state = 'open' OR (state = 'decided' AND decision = 'leave'));
+
+-- name: still_mine: the case is open, and no other decision was begun meanwhile; held until the transaction ends
+SELECT 1 FROM case_file
+WHERE case_id = %(case_id)s AND state = 'open' AND decision = %(action)s AND decided_by = %(who)s AND why = %(why)s
+FOR UPDATE;
+
+-- name: record_decision: what a decision did, kept with the case
+UPDATE case_file
+SET evidence = jsonb_set(evidence, '{decisions}', coalesce(evidence -> 'decisions', '[]') || %(entry)s::jsonb)
+WHERE case_id = %(case_id)s;
+
+-- name: decided: nothing of the case waits for a person any more
+UPDATE case_file SET state = 'decided', decided_at = clock_timestamp() WHERE case_id = %(case_id)s;
+
+-- name: withdraw_intention: the decision did not cover everything: the case stays open for the rest
+UPDATE case_file SET decision = NULL, decided_by = NULL, why = NULL WHERE case_id = %(case_id)s;
+
+-- name: discard: a delivery that no later run may act on
+INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, case_id, decided_by, why)
+SELECT t.topic, t.message_id, t.consumer_group, 'discard', %(case_id)s, %(who)s, %(why)s
+FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]) AS t (topic, message_id, consumer_group)
+ON CONFLICT (topic, message_id, consumer_group) DO NOTHING;
+
+-- name: unaccepted_epochs: present lives of a topic's queues that nobody has accepted; `told`: the case was seen since
+SELECT q.broker, q.topic, q.queue_id, q.epoch, q.first_seen_at <= c.last_seen_at AS told
+FROM queue_epoch q JOIN case_file c ON c.topic = q.topic
+WHERE c.case_id = %(case_id)s AND q.present AND NOT q.accepted
+ORDER BY q.broker, q.queue_id;
+
+-- name: accept_epoch: copies of older lives follow the time rule from now on
+UPDATE queue_epoch SET accepted = true
+WHERE broker = %(broker)s AND topic = %(topic)s AND queue_id = %(queue_id)s AND epoch = %(epoch)s AND present;
