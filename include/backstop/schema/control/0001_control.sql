@@ -238,9 +238,11 @@ CREATE TABLE case_member (
     message_id     text   NOT NULL,
     consumer_group text   NOT NULL DEFAULT '*',
     added_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    settled_at     timestamptz,
     PRIMARY KEY (case_id, topic, message_id, consumer_group)
 );
 CREATE INDEX case_member_by_message ON case_member (topic, message_id);
+COMMENT ON COLUMN case_member.settled_at IS 'when the delivery was seen to be done, withdrawn or discarded';
 
 CREATE TABLE delivery_decision (
     topic          text        NOT NULL,
