@@ -1,0 +1,335 @@
+"""A duty's run on a real control database: one at a time for a scope, taken over when dead, and fenced after that."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.config.connections import Connections
+from backstop.config.load import load
+from backstop.config.settings import Settings
+from backstop.errors import RunLost, RunRefused, StoreUnavailable
+from backstop.local.postgres import Postgres
+from backstop.records import Counts
+from backstop.runs.control import connect
+from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
+from backstop.runs.watch_parent import EXIT_CODE
+
+PROJECT = Path(__file__).resolve().parents[2]
+CONTROL_SQL = PROJECT / "include/backstop/schema/control/0001_control.sql"
+SHORT = timedelta(milliseconds=300)
+LONG = timedelta(minutes=2)
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    return load(PROJECT / "backstop.yaml")
+
+
+@pytest.fixture
+def open_connection(
+    postgres: Postgres, settings: Settings, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Callable[[], Any]]:
+    """Opens connections to a control database of this test's own."""
+    name = f"control_{abs(hash(request.node.name)) % 10**8}"
+    postgres.create_database(name)
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", postgres.admin_dsn(name))
+    opened: list[Any] = []
+
+    def open_one() -> Any:
+        opened.append(connect(settings, Connections()))
+        return opened[-1]
+
+    with open_one() as conn, conn.cursor() as cursor:
+        cursor.execute(CONTROL_SQL.read_text())
+    yield open_one
+    for conn in opened:
+        conn.close()
+
+
+@pytest.fixture
+def conn(open_connection: Callable[[], Any]) -> Any:
+    return open_connection()
+
+
+def rows(conn: Any, query: str) -> list[tuple[Any, ...]]:
+    with conn, conn.cursor() as cursor:
+        cursor.execute(query)
+        return list(cursor.fetchall())
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def silent_for(conn: Any, run: Run) -> float:
+    return float(rows(conn, f"SELECT extract(epoch FROM clock_timestamp() - heartbeat_at) FROM duty_lease WHERE run_id = {run.run_id}")[0][0])
+
+
+def test_a_run_knows_the_control_databases_clock_and_is_stored_with_its_versions(conn: Any, settings: Settings) -> None:
+    before = rows(conn, "SELECT clock_timestamp()")[0][0]
+    run = open_run(conn, "reconcile", "*", settings)
+    after = rows(conn, "SELECT clock_timestamp()")[0][0]
+    assert before <= run.as_of <= after
+    assert run.as_of.tzinfo is not None
+    stored = rows(conn, "SELECT run_id, token::text, as_of, state, policy_version, dry_run FROM run")
+    assert stored == [(run.run_id, run.token, run.as_of, "running", settings.version, False)]
+
+
+def test_a_second_run_of_one_scope_is_refused_while_the_holder_lives(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    first = open_run(conn, "reconcile", "*", settings)
+    other = open_connection()
+    with pytest.raises(RunRefused) as refused:
+        open_run(other, "reconcile", "*", settings, dead_after=LONG)
+    assert f"run {first.run_id}" in refused.value.what
+    assert refused.value.exit_code == 4
+    assert rows(conn, "SELECT count(*) FROM run") == [(1,)]
+    assert open_run(other, "resend", "*", settings).run_id != first.run_id
+    assert open_run(other, "reconcile", "orders", settings).run_id != first.run_id
+
+
+def test_of_many_runs_that_begin_at_once_exactly_one_gets_the_duty(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    connections = [open_connection() for _ in range(8)]
+    start, got = threading.Barrier(8), []
+
+    def try_one(own: Any) -> None:
+        start.wait()
+        try:
+            got.append(open_run(own, "reconcile", "*", settings))
+        except RunRefused:
+            got.append(None)
+
+    threads = [threading.Thread(target=try_one, args=(own,)) for own in connections]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 8
+    assert len([run for run in got if run is not None]) == 1
+    assert rows(conn, "SELECT count(*) FROM run") == [(1,)]
+    assert rows(conn, "SELECT count(*) FROM duty_lease") == [(1,)]
+
+
+def test_a_dead_run_is_taken_over_and_its_later_writes_raise_run_lost(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    dead = open_run(conn, "reconcile", "*", settings)
+    wait_for(lambda: silent_for(conn, dead) > SHORT.total_seconds())
+    other = open_connection()
+    heir = open_run(other, "reconcile", "*", settings, dead_after=SHORT)
+    assert rows(other, f"SELECT state, finished_at IS NOT NULL FROM run WHERE run_id = {dead.run_id}") == [
+        ("abandoned", True)
+    ]
+    for late in (
+        lambda: beat(conn, dead),
+        lambda: begin_stage(conn, dead),
+        lambda: find(conn, dead.run_id, dead.token),
+        lambda: close_run(conn, dead, "done", Counts(judged=1)),
+    ):
+        with pytest.raises(RunLost):
+            late()
+    with pytest.raises(RunLost), conn, conn.cursor() as cursor:
+        hold(cursor, dead)
+        cursor.execute("INSERT INTO pause (topic, paused_by, why) VALUES ('late', 'zombie', 'too late')")
+    assert rows(conn, "SELECT * FROM pause") == []
+    assert rows(conn, f"SELECT counts, stage FROM run WHERE run_id = {dead.run_id}") == [({}, 0)]
+    close_run(other, heir, "done", Counts(judged=2))
+    assert rows(conn, f"SELECT state, counts FROM run WHERE run_id = {heir.run_id}") == [("done", {"judged": 2})]
+
+
+def test_a_lost_run_that_ends_as_failed_leaves_what_its_heir_wrote(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    dead = open_run(conn, "reconcile", "*", settings)
+    heir = open_run(open_connection(), "reconcile", "*", settings, dead_after=timedelta(0))
+    close_run(conn, dead, "failed", Counts(), error="late")
+    state = rows(conn, f"SELECT state, error FROM run WHERE run_id = {dead.run_id}")[0]
+    assert state[0] == "abandoned"
+    assert f"run {heir.run_id}" in state[1]
+    assert rows(conn, "SELECT run_id FROM duty_lease") == [(heir.run_id,)]
+
+
+def test_a_take_over_waits_until_a_transaction_that_holds_the_run_has_ended(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    dead = open_run(conn, "reconcile", "*", settings)
+    other, watcher, heirs = open_connection(), open_connection(), []
+    cursor = conn.cursor()
+    hold(cursor, dead)
+    taking = threading.Thread(
+        target=lambda: heirs.append(open_run(other, "reconcile", "*", settings, dead_after=timedelta(0)))
+    )
+    taking.start()
+    wait_for(lambda: rows(watcher, "SELECT count(*) FROM pg_locks WHERE NOT granted") != [(0,)])
+    cursor.execute("INSERT INTO pause (topic, paused_by, why) VALUES ('orders', 'run', 'in time')")
+    assert heirs == []
+    conn.commit()
+    taking.join(timeout=10)
+    assert len(heirs) == 1
+    assert rows(watcher, "SELECT topic FROM pause") == [("orders",)]
+
+
+def test_workers_of_one_run_hold_it_at_once_and_do_not_stop_its_heartbeat(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    run = open_run(conn, "resend", "*", settings)
+    first, second, third = open_connection(), open_connection(), open_connection()
+    with third, third.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '500ms'")
+    before = silent_for(third, run)
+    with first.cursor() as one, second.cursor() as two:
+        hold(one, run)
+        hold(two, run)
+        beat(third, run)
+    assert silent_for(third, run) < max(before, 0.5)
+    first.rollback()
+    second.rollback()
+
+
+def test_keep_alive_beats_so_that_a_living_run_is_never_taken_over(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    run = open_run(conn, "reconcile", "*", settings)
+    other = open_connection()
+    with keep_alive(open_connection, run, every=timedelta(milliseconds=50)) as lost:
+        started = time.monotonic()
+        while time.monotonic() - started < 1.2:
+            with pytest.raises(RunRefused):
+                open_run(other, "reconcile", "*", settings, dead_after=timedelta(milliseconds=600))
+        assert not lost.is_set()
+    close_run(conn, run, "done", Counts())
+
+
+def test_keep_alive_tells_a_run_that_it_was_taken_over(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    run = open_run(conn, "reconcile", "*", settings)
+    with keep_alive(open_connection, run, every=timedelta(milliseconds=200)) as lost:
+        open_run(open_connection(), "reconcile", "*", settings, dead_after=timedelta(0))
+        assert lost.wait(10)
+
+
+def test_keep_alive_goes_on_after_the_control_database_was_away(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    run = open_run(conn, "reconcile", "*", settings)
+    failures = [StoreUnavailable("away.", kept="all.", next_step="wait.")] * 2
+    served = []
+
+    def sometimes() -> Any:
+        if failures:
+            raise failures.pop()
+        served.append(open_connection())
+        return served[-1]
+
+    with keep_alive(sometimes, run, every=timedelta(milliseconds=30)) as lost:
+        wait_for(lambda: bool(served))
+        rows(conn, f"SELECT pg_terminate_backend({served[0].info.backend_pid})")
+        wait_for(lambda: len(served) > 1)
+        wait_for(lambda: silent_for(conn, run) < 0.2)
+        assert not lost.is_set()
+
+
+def test_closing_a_run_frees_its_scope_and_adds_up_what_its_tasks_counted(conn: Any, settings: Settings) -> None:
+    run = open_run(conn, "reconcile", "*", settings)
+    assert begin_stage(conn, run) == 1
+    assert begin_stage(conn, run) == 2
+    close_run(conn, run, "incomplete", Counts(judged=3), {"judge": 1.5}, "shop_b did not answer")
+    assert rows(conn, "SELECT state, counts, phases, error, stage FROM run") == [
+        ("incomplete", {"judged": 3}, {"judge": 1.5}, "shop_b did not answer", 2)
+    ]
+    assert rows(conn, "SELECT * FROM duty_lease") == []
+    assert open_run(conn, "reconcile", "*", settings).run_id > run.run_id
+    with pytest.raises(RunLost):
+        close_run(conn, run, "done", Counts())
+
+
+def test_a_spark_job_finds_the_run_it_was_given_only_with_its_token(conn: Any, settings: Settings) -> None:
+    run = open_run(conn, "reconcile", "orders", settings, dry_run=True)
+    assert find(conn, run.run_id, run.token) == run
+    with pytest.raises(RunLost):
+        find(conn, run.run_id, "00000000-0000-0000-0000-000000000000")
+    close_run(conn, run, "done", Counts())
+    with pytest.raises(RunLost):
+        find(conn, run.run_id, run.token)
+
+
+def test_a_control_database_that_is_away_is_said_in_three_parts_without_its_password(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for url in ("postgresql://me:s3cr3t-word@127.0.0.1:1/control", "postgresql://me:s3cr3t-word@[::1:x/control"):
+        monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
+        with pytest.raises(Exception) as away:
+            connect(settings, Connections(), connect_timeout=2)
+        assert type(away.value).__name__ in ("StoreUnavailable", "ConfigurationError")
+        assert "s3cr3t-word" not in str(away.value)
+        assert "backstop_control" in str(away.value)
+
+
+DRIVER = """
+    import os, sys, threading
+    from backstop.runs.watch_parent import watch_parent
+    watch_parent(2)
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    threading.Event().wait()
+"""
+MIDDLE = """
+    import subprocess, sys
+    subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2]])
+"""
+TASK = """
+    import subprocess, sys
+    subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2], sys.argv[3]])
+"""
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_a_driver_ends_itself_when_its_parent_or_the_task_above_it_is_killed(generation: int, tmp_path: Path) -> None:
+    """Task -> middle (as Java under spark-submit) -> driver; killing either of the two above ends the driver."""
+    marker = tmp_path / "driver"
+    code = [textwrap.dedent(text) for text in (TASK, MIDDLE, DRIVER)]
+    task = subprocess.Popen(
+        [sys.executable, "-c", code[0], code[1], code[2], str(marker)],
+        env={**os.environ, "PYTHONPATH": str(PROJECT / "include")},
+    )
+    try:
+        wait_for(lambda: marker.exists() and marker.read_text() != "", 20)
+        driver = int(marker.read_text())
+        middle = int(Path(f"/proc/{driver}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill([task.pid, middle][generation], 9)
+        wait_for(lambda: not is_running(driver), 5)
+    finally:
+        task.kill()
+        task.wait()
+    assert EXIT_CODE == 70
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
