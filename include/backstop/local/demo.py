@@ -1,0 +1,147 @@
+"""`make demo`: the main job on real traffic with real faults, under a live Airflow, ending with a page of accounting."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from backstop.errors import BackstopError
+from backstop.local.accounting import machine, page, run_checker
+from backstop.local.faults import change
+from backstop.local.platform import PROJECT, Platform
+from backstop.local.scenario import LEAST_MESSAGES, play
+from backstop.local.settle_down import DUTIES, stop_duties, wait_until_quiet
+from backstop.local.stage import Stage
+
+FOLDER = PROJECT / "build" / "demo"
+DEFAULT_MESSAGES = 4000
+QUIET_SECONDS = 600.0
+LAST_RUNS_SECONDS = 180.0
+SCHEDULES = {
+    # As often as they can: a run that finds nothing due costs next to nothing.
+    "BACKSTOP_RECONCILE_SCHEDULE": "5s",
+    "BACKSTOP_RESEND_SCHEDULE": "20s",
+    "BACKSTOP_RETRY_SECONDS": "1",
+}
+
+
+class StartingAirflow:
+    """Airflow comes up while the first messages flow already."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._start)
+        self._thread.start()
+
+    def _start(self) -> None:
+        platform = self._stage.platform
+        try:
+            with self._stage.timed("Airflow (beside the traffic)"):
+                platform.airflow.env.update({**platform.environment(), **SCHEDULES})
+                platform.airflow.start()
+                for duty in DUTIES:
+                    platform.airflow.api.unpause(duty)
+        except BaseException as error:  # noqa: BLE001 - raised again by `wait`, in the thread that can act
+            self._error = error
+
+    def wait(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def run_demo(folder: Path, seed: int, messages: int) -> dict[str, Any]:
+    """The whole demo in `folder`, which is emptied first; returns the report."""
+    started = monotonic()
+    with new_platform(folder) as platform:
+        stage = Stage(platform, folder, seed)
+        try:
+            stage.make_tables()
+            stage.seconds["set-up"] = round(monotonic() - started, 1)
+            report = tell(stage, messages)
+        finally:
+            stage.stop()
+    report["seconds"] = {**stage.seconds, "all": round(monotonic() - started, 1)}
+    report |= {"seed": seed, "messages": messages, "machine": machine()}
+    (folder / "report.json").write_text(json.dumps(report, ensure_ascii=False, indent=2), encoding="utf-8")
+    return report
+
+
+def tell(stage: Stage, messages: int) -> dict[str, Any]:
+    """Traffic and faults, quiet, and the count of everything."""
+    say("Producers, consumers and Airflow start; faults are injected.")
+    airflow = StartingAirflow(stage)
+    try:
+        stage.start()
+        play(stage, messages)
+    finally:
+        airflow.wait()
+    say("All faults are injected; waiting until Backstop has nothing left to do.")
+    with stage.timed("until quiet"):
+        wait_until_quiet(stage, QUIET_SECONDS)
+        stop_duties(stage, stage.platform.airflow.api, LAST_RUNS_SECONDS)
+        # What the last run sent is consumed before it is counted.
+        stage.drained(LAST_RUNS_SECONDS)
+        wait_until_quiet(stage, 1.0)
+    with stage.timed("check"):
+        report = run_checker(stage.write_places(), stage.ledger.folder)
+    report["runs"] = {
+        f"{duty} {state}": count
+        for duty, state, count in change(
+            stage.control, "SELECT duty, state, count(*) FROM run GROUP BY 1, 2 ORDER BY 1, 2", ()
+        )
+    }
+    return report
+
+
+@contextmanager
+def new_platform(folder: Path) -> Iterator[Platform]:
+    """A platform without history, stopped at the end; its data stays in `folder` until the next demo."""
+    root = folder / "platform"
+    if root.exists():
+        old = Platform(root)
+        # Refuses when another demo runs here; ends servers that a killed one left behind.
+        old.start(airflow=False)
+        old.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+    platform = Platform(root)
+    try:
+        platform.start(airflow=False)
+        yield platform
+    finally:
+        platform.stop()
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m backstop.local.demo", description=__doc__)
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED") or 1))
+    parser.add_argument("--messages", type=int, default=int(os.environ.get("MESSAGES") or DEFAULT_MESSAGES))
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    asked = parser.parse_args(arguments)
+    if asked.messages < LEAST_MESSAGES:
+        parser.error(f"at least {LEAST_MESSAGES} messages: the faults alone need most of them")
+    try:
+        report = run_demo(asked.folder.resolve(), asked.seed, asked.messages)
+    except BackstopError as broken:
+        print(broken, file=sys.stderr)
+        return broken.exit_code
+    print(page(report))
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Wait until the system is quiet: nothing is open that Backstop, and not a person, has to do."""
+
+from __future__ import annotations
+
+from backstop.local.airflow_api import AirflowApi
+from backstop.local.faults import change
+from backstop.local.stage import Stage
+from backstop.local.wait_for import wait_for
+
+DUTIES = ("reconcile", "resend")
+
+
+def wait_until_quiet(stage: Stage, seconds: float) -> None:
+    """Every stub confirmed, voided, exhausted with a case, held by an open case or quarantined; no open request."""
+    wait_for("Quiet", lambda: not still_open(stage), seconds, lambda: str(still_open(stage)))
+
+
+def still_open(stage: Stage) -> dict[str, int]:
+    """What is to be done yet, by name; empty when the system is quiet."""
+    stage.watch()
+    asked = set(
+        change(
+            stage.control,
+            "SELECT topic, message_id FROM case_member JOIN case_file USING (case_id) WHERE state = 'open'"
+            " UNION SELECT topic, message_id FROM quarantine WHERE message_id IS NOT NULL",
+            (),
+        )
+    )
+    found: dict[str, int] = {}
+    for shard, dsn in stage.shards.items():
+        stubs = change(
+            dsn,
+            "SELECT topic, message_id, status FROM message_stub WHERE status NOT IN ('confirmed', 'voided')",
+            (),
+        )
+        for topic, message_id, status in stubs:
+            if (topic, message_id) not in asked:
+                found[f"{status} stubs of {shard}"] = found.get(f"{status} stubs of {shard}", 0) + 1
+    [(requests,)] = change(
+        stage.control, "SELECT count(*) FROM resend_request WHERE state IN ('open', 'claimed')", ()
+    )
+    if requests:
+        found["resend requests"] = int(requests)
+    return found
+
+
+def stop_duties(stage: Stage, api: AirflowApi, seconds: float) -> None:
+    """No new run begins, and the ones under way end by themselves."""
+    for duty in DUTIES:
+        api.pause(duty)
+
+    def running() -> list[str]:
+        return [
+            f"{run['dag_id']} {run['dag_run_id']}"
+            for duty in DUTIES for run in api.dag_runs(duty, limit=20) if run["state"] in ("running",)
+        ]  # fmt: skip
+
+    wait_for("The end of the last runs", lambda: not running(), seconds, lambda: str(running()))

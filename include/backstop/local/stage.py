@@ -1,0 +1,203 @@
+"""Everything the demo acts with, in one place: the platform, the processes, the ledger, and ways to look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from backstop.brokers.open import open_broker
+from backstop.config.connections import Connections
+from backstop.config.load import load
+from backstop.local.faults import BrokerFaults, change
+from backstop.local.ledger import Key, Ledger
+from backstop.local.platform import Platform
+from backstop.local.private_file import write_private
+from backstop.local.wait_for import wait_for
+from backstop.local.workers import ConsumerGroup, ProducerProcess, demo_broken
+from backstop.named_sql import load as load_sql
+
+_SQL = load_sql("backstop.local", "business.sql")
+BROKER = "embedded"
+
+
+class Stage:
+    """One demo's processes over a running platform. `folder` gets logs, private files, the ledger and places.json."""
+
+    def __init__(self, platform: Platform, folder: Path, seed: int) -> None:
+        self.platform = platform
+        self.settings = load(platform.config)
+        self.urls = platform.connections()
+        self.folder = folder
+        self.ledger = Ledger(folder / "ledger")
+        self.seconds: dict[str, float] = {}
+        self.broker_faults = BrokerFaults(self.urls["backstop_broker"], self.ledger)
+        self.broker = open_broker(self.settings, Connections(resolver=self.urls.get), BROKER)
+        processes = folder / "processes"
+        processes.mkdir(parents=True, exist_ok=True)
+        shared = self._shared(seed)
+        self.shards = {name: self.urls[shard.connection] for name, shard in self.settings.producers.items()}
+        self.stores = {
+            group: self.urls[self.settings.consumers[settings.store].connection]
+            for group, settings in self.settings.groups.items()
+        }
+        self.topics = {topic: list(self.settings.groups_of(topic)) for topic in self.settings.topics}
+        self.control = self.urls[self.settings.control]
+        self.producers = {
+            shard: ProducerProcess(
+                f"producer-{shard}",
+                {**shared, "shard": shard, "database": url, "broker": self.urls["backstop_broker"]}, processes,
+            )
+            for shard, url in self.shards.items()
+        }  # fmt: skip
+        consumers_broker = self.broker_faults.consumers_login()
+        self.groups = {
+            group: ConsumerGroup(
+                group,
+                {
+                    **shared,
+                    "database": url,
+                    "broker": consumers_broker,
+                    "topics": list(self.settings.topics_of(group)),
+                },
+                processes,
+            )
+            for group, url in self.stores.items()
+        }
+
+    def _shared(self, seed: int) -> dict[str, Any]:
+        policy = self.settings.policy_for(None)
+        named = ("first_check", "attempt_timeout", "max_send_duration", "lease", "retry_after")
+        return {
+            "seed": seed,
+            "ledger": str(self.folder / "ledger"),
+            "broker_name": BROKER,
+            # A producer gives up a send before the time is over in which Backstop takes it for under way.
+            "broker_options": {
+                **self.settings.brokers[BROKER].options, "send_timeout": policy.max_send_duration.total_seconds()
+            },
+            "policy": {name: getattr(policy, name).total_seconds() for name in named},
+        }  # fmt: skip
+
+    def make_tables(self) -> None:
+        """The shop's own tables; Backstop's are there already."""
+        for dsn in self.shards.values():
+            change(dsn, _SQL["make_business_order"], ())
+        for dsn in self.stores.values():
+            change(dsn, _SQL["make_effect"], ())
+            change(dsn, _SQL["index_effect"], ())
+
+    def write_places(self) -> Path:
+        """Where the checker finds what it compares; mode 0600, because it holds passwords."""
+        file = self.folder / "places.json"
+        places = {
+            "control": self.control,
+            "producers": self.shards,
+            "groups": self.stores,
+            "topics": self.topics,
+        }
+        write_private(file, json.dumps(places))
+        return file
+
+    def start(self) -> None:
+        for group in self.groups.values():
+            group.start()
+        for producer in self.producers.values():
+            producer.start()
+
+    def stop(self) -> None:
+        for producer in self.producers.values():
+            producer.stop()
+        for group in self.groups.values():
+            group.stop()
+        self.broker_faults.close()
+        self.broker.close()
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        started = monotonic()
+        yield
+        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + monotonic() - started, 1)
+
+    def bulk(self, count: int, topic: str = "orders") -> None:
+        """Ordinary messages, both shards at once."""
+        share, rest = divmod(count, len(self.producers))
+        with ThreadPoolExecutor(len(self.producers)) as pool:
+            jobs = [
+                pool.submit(producer.make, topic, share + (place < rest))
+                for place, producer in enumerate(self.producers.values())
+                if share + (place < rest)
+            ]
+            for job in jobs:
+                job.result()
+
+    def drained(self, seconds: float, *groups: str) -> None:
+        """Waits until these groups (by default all) have acknowledged everything that is in the broker."""
+        wanted = groups or tuple(self.groups)
+
+        def open_now() -> dict[str, int]:
+            self.watch()
+            lags = {
+                f"{group} of {topic}": sum(self.broker.lag(topic, group).values())
+                for topic, takers in self.topics.items() for group in takers if group in wanted
+            }  # fmt: skip
+            return {name: lag for name, lag in lags.items() if lag}
+
+        wait_for(
+            "The end of the consumers' backlog", lambda: not open_now(), seconds, lambda: str(open_now())
+        )
+
+    def done(self, group: str, keys: Sequence[Key], seconds: float) -> None:
+        """Waits until a group's effects for these messages are there."""
+
+        def missing() -> set[Key]:
+            self.watch()
+            values: Any = {"consumer_group": group, "message_ids": [message_id for _, message_id in keys]}
+            return set(keys) - {
+                (topic, mid) for topic, mid in change(self.stores[group], _SQL["effects_of"], values)
+            }
+
+        wait_for(f"The work of {group}", lambda: not missing(), seconds, lambda: f"{len(missing())} messages")
+
+    def watch(self) -> None:
+        """Raises DemoBroken when a process that nobody killed has ended."""
+        for group in self.groups.values():
+            if group.broken:
+                raise demo_broken(group.broken, "Read its log in build/demo/processes.")
+        for server, alive in (
+            ("PostgreSQL", self.platform.postgres.running),
+            ("Valkey", self.platform.valkey.running),
+        ):
+            if not alive:
+                raise demo_broken(f"{server} ended by itself.", "Read its log in build/demo/platform.")
+
+    def now(self) -> datetime:
+        """The control database's clock, which runs go by."""
+        [(now,)] = change(self.control, "SELECT clock_timestamp()", ())
+        instant: datetime = now
+        return instant
+
+    def judged_since(self, instant: datetime) -> int:
+        """How many reconcile runs that began after the instant have judged, to the end."""
+        [(runs,)] = change(
+            self.control,
+            "SELECT count(*) FROM run WHERE duty = 'reconcile' AND stage > 0 AND state IN ('done', 'incomplete')"
+            " AND as_of > %s",
+            (instant,),
+        )
+        return int(runs)
+
+    def unread(self, group: str, keys: Sequence[Key]) -> int:
+        """For how many of these deliveries a run could not tell, because the logs were not read."""
+        [(unknown,)] = change(
+            self.control,
+            "SELECT count(DISTINCT (topic, message_id)) FROM verdict WHERE consumer_group = %s"
+            " AND verdict = 'UNKNOWN' AND reason = 'logs_unread' AND message_id = ANY(%s)",
+            (group, [message_id for _, message_id in keys]),
+        )
+        return int(unknown)

@@ -1,0 +1,83 @@
+"""One worker of a consumer group of the demo: does its work in the transaction that completes the log.
+
+A message with the header `demo-kill` that names the group kills the first worker that has it in hand, after the
+effect and before the commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+from backstop.brokers.redis_streams import RedisStreams
+from backstop.client import Consumer, Work, run_until_signal
+from backstop.local.ledger import Ledger
+from backstop.local.traffic_producer import broker_options
+from backstop.named_sql import load
+from backstop.records import Message
+
+_SQL = load("backstop.local", "business.sql")
+KILL_HEADER = "demo-kill"
+KILLED = "consumer_killed"
+
+
+class Handler:
+    """Writes one effect row for each message that it is given."""
+
+    def __init__(self, group: str, worker: str, ledger: Ledger) -> None:
+        self._group, self._worker, self._ledger = group, worker, ledger
+
+    def __call__(self, connection: Any, message: Message, work: Work) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                _SQL["work_done"],
+                {
+                    "consumer_group": self._group, "topic": message.topic, "message_id": message.message_id,
+                    "amount": json.loads(message.content)["amount"], "fence": work.fence, "worker": self._worker,
+                },
+            )  # fmt: skip
+        if message.headers.get(KILL_HEADER) == self._group and message.key not in self._ledger.keys(KILLED):
+            self._ledger.append(KILLED, [message.key], consumer_group=self._group)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_owner(owner: int) -> None:
+    """A worker whose owner is gone must not go on consuming in the background."""
+    while os.getppid() == owner:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main(arguments: list[str]) -> int:
+    places = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    threading.Thread(target=end_with_owner, args=(places["owner"],), daemon=True).start()
+    group, worker = places["group"], places["worker"]
+    with RedisStreams(places["broker"], **broker_options(places)) as broker:
+        subscription = broker.subscribe(group, places["topics"], worker)
+        consumer = Consumer(
+            subscription,
+            lambda: psycopg2.connect(places["database"], connect_timeout=10),
+            group,
+            Handler(group, worker, Ledger(Path(places["ledger"]))),
+            lease=timedelta(seconds=places["policy"]["lease"]),
+            retry_after=timedelta(seconds=places["policy"]["retry_after"]),
+            owner_host=worker,
+        )
+        counts = run_until_signal(consumer, stop_within=timedelta(seconds=10))
+        consumer.close()
+        subscription.close()
+    print(counts, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,23 @@
+"""Wait for a condition, never for a time; say what is still open when it does not come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from backstop.local.workers import demo_broken
+
+POLL_SECONDS = 0.25
+
+
+def wait_for(what: str, done: Callable[[], bool], seconds: float, still_open: Callable[[], str]) -> float:
+    """Returns after how many seconds `done()` held; raises DemoBroken with `still_open()` when time is over."""
+    started = time.monotonic()
+    while not done():
+        if time.monotonic() - started > seconds:
+            raise demo_broken(
+                f"{what} did not come within {seconds:.0f} s. Still open: {still_open()}",
+                "Read Airflow's logs in build/demo/platform/airflow/logs and the workers' in build/demo/processes.",
+            )
+        time.sleep(POLL_SECONDS)
+    return time.monotonic() - started
