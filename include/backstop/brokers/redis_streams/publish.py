@@ -1,4 +1,4 @@
-"""Publishes batches: one pipelined script call for each (queue, piece of the batch), a receipt for each message.
+"""Publishes batches: one pipelined script call for each queue and piece of a batch, a receipt for each message.
 
 REFUSED is said only of what the server certainly did not store: nothing was sent, or it answered with an
 error that it gives before it stores. No answer is UNKNOWN, and so is an error that is not on the list below.

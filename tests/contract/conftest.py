@@ -1,0 +1,242 @@
+"""The brokers under test: each adapter with a real server, and the faults that a hand could cause there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import pytest
+import redis
+
+from backstop.brokers.protocol import Broker, Received, Subscription
+from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.local.valkey import Valkey
+
+VISIBILITY = timedelta(milliseconds=400)
+DELIVERY_LIMIT = 3
+SEND_TIMEOUT = timedelta(seconds=2)
+
+
+class UnderTest(Protocol):
+    """What the suite needs beside the protocol: administration, and faults.
+
+    A fault that some broker cannot have is guarded in the suite by a capability flag, never by a name.
+    """
+
+    @property
+    def broker(self) -> Broker: ...
+
+    def another(self) -> Broker:
+        """A second client of the same server, as another process would have."""
+        ...
+
+    def create_topic(self, topic: str, queues: int, max_message_bytes: int | None = None) -> None: ...
+    def delete_topic(self, topic: str) -> None: ...
+    def create_group(self, group: str, topic: str) -> None: ...
+    def subscribe(self, group: str, topics: Sequence[str], consumer: str) -> Subscription: ...
+    def stored(self, topic: str) -> dict[tuple[int, int], str]:
+        """What the server holds: (queue, offset) -> message id, read past the adapter."""
+        ...
+
+    def delete_message(self, topic: str, queue: int, offset: int) -> None: ...
+    def move_group(self, group: str, topic: str, queue: int, next_offset: int) -> None: ...
+    def add_unreadable_dead_letter(self, group: str, topic: str) -> None: ...
+    def refusing(self, topic: str) -> Any:
+        """A context with a client whose login the server does not let write to this topic."""
+        ...
+
+    def wipe(self) -> None: ...
+    def kill(self) -> None: ...
+    def start(self) -> None: ...
+    def stall(self) -> None:
+        """The server takes connections and bytes, and does nothing."""
+        ...
+
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class RedisStreamsUnderTest:
+    """Redis Streams on the embedded Valkey."""
+
+    def __init__(self, server: Valkey) -> None:
+        self.server, self.keys = server, Keys()
+        self._open: list[RedisStreams] = []
+        self.broker = self.another()
+        self.raw = redis.Redis.from_url(server.url())
+
+    def another(self, url: str | None = None, **options: Any) -> RedisStreams:
+        settings = {
+            "visibility": VISIBILITY, "delivery_limit": DELIVERY_LIMIT, "send_timeout": SEND_TIMEOUT,
+            "connect_timeout": timedelta(seconds=1),
+        }  # fmt: skip
+        broker = RedisStreams(url or self.server.url(), **{**settings, **options})
+        self._open.append(broker)
+        return broker
+
+    def create_topic(self, topic: str, queues: int, max_message_bytes: int | None = None) -> None:
+        self.broker.create_topic(topic, queues, max_message_bytes=max_message_bytes)
+
+    def delete_topic(self, topic: str) -> None:
+        self.broker.delete_topic(topic)
+
+    def create_group(self, group: str, topic: str) -> None:
+        self.broker.create_group(group, topic, at="start")
+
+    def subscribe(self, group: str, topics: Sequence[str], consumer: str) -> Subscription:
+        return self.another().subscribe(group, topics, consumer)
+
+    def stored(self, topic: str) -> dict[tuple[int, int], str]:
+        found: dict[tuple[int, int], str] = {}
+        for queue in range(int(self.raw.hget(self.keys.topic(topic), "queues") or 0)):
+            for entry_id, fields in self.raw.xrange(self.keys.stream(topic, queue)):
+                name = redis.utils.str_if_bytes(fields[b"headers"])
+                found[queue, int(entry_id.split(b"-")[0]) - 1] = _id_in(name)
+        return found
+
+    def delete_message(self, topic: str, queue: int, offset: int) -> None:
+        assert self.raw.xdel(self.keys.stream(topic, queue), f"{offset + 1}-0") == 1
+
+    def move_group(self, group: str, topic: str, queue: int, next_offset: int) -> None:
+        self.raw.xgroup_setid(self.keys.stream(topic, queue), group, f"{next_offset}-0")
+
+    def add_unreadable_dead_letter(self, group: str, topic: str) -> None:
+        self.raw.xadd(
+            self.keys.dead(topic, group), {"headers": "no json", "content": "x", "origin-topic": topic}
+        )
+
+    @contextmanager
+    def refusing(self, topic: str) -> Iterator[Broker]:
+        # The login may read what names the topic, and neither read nor write its queues.
+        self.raw.execute_command(
+            "ACL", "SETUSER", "limited", "reset", "on", ">secret-of-limited", "+@all", "resetkeys",
+            f"~{self.keys.topic(topic)}",
+        )  # fmt: skip
+        url = f"redis://limited:{quote('secret-of-limited')}@127.0.0.1:{self.server.port}/0"
+        try:
+            yield self.another(url)
+        finally:
+            self.raw.execute_command("ACL", "DELUSER", "limited")
+
+    def wipe(self) -> None:
+        self.raw.flushall()
+
+    def kill(self) -> None:
+        self.server.kill()
+
+    def start(self) -> None:
+        self.server.start()
+
+    def stall(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        for broker in self._open:
+            broker.close()
+        self.raw.close()
+
+
+def _id_in(headers: str) -> str:
+    return str(json.loads(headers)["backstop-message-id"])
+
+
+ADAPTERS: dict[str, Callable[[Valkey], UnderTest]] = {"redis_streams": RedisStreamsUnderTest}
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("broker")) as server:
+        yield server
+
+
+@pytest.fixture(params=sorted(ADAPTERS))
+def adapter(request: pytest.FixtureRequest, shared_server: Valkey) -> Iterator[UnderTest]:
+    """An adapter on a server that other tests use too: every test names its own topics and groups."""
+    under_test = ADAPTERS[request.param](shared_server)
+    yield under_test
+    under_test.close()
+
+
+@pytest.fixture(params=sorted(ADAPTERS))
+def own_adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UnderTest]:
+    """An adapter on a server of its own, to be killed, stalled and wiped."""
+    server = Valkey(tmp_path / "broker")
+    server.start()
+    under_test = ADAPTERS[request.param](server)
+    yield under_test
+    under_test.close()
+    server.kill()
+
+
+_numbers = count()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Names of topics and groups that no other test uses, with every character that could break a key."""
+    number = next(_numbers)
+    return lambda kind: f"{kind} {number}:100%{{Größe}} “x” 注文 'q' [a]*?"
+
+
+@pytest.fixture
+def receive() -> Callable[..., list[Received]]:
+    """Fetches until so many messages came or the time is over."""
+
+    def fetch_all(
+        subscription: Subscription, number: int, seconds: float = 5.0, limit: int = 100
+    ) -> list[Received]:
+        found: list[Received] = []
+        deadline = time.monotonic() + seconds
+        while len(found) < number and (left := deadline - time.monotonic()) > 0:
+            found += subscription.fetch(limit, timedelta(seconds=min(left, 0.2)))
+        return found
+
+    return fetch_all
+
+
+@pytest.fixture
+def in_thread() -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
+    """Runs a function in a thread; what is returned waits for it, and raises what it raised."""
+    threads: list[threading.Thread] = []
+
+    def begin(work: Callable[[], Any]) -> Callable[[], Any]:
+        answer: list[Any] = []
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                answer.append(work())
+            except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+                failure.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        threads.append(thread)
+        thread.start()
+
+        def wait() -> Any:
+            thread.join(30)
+            assert not thread.is_alive(), "the thread did not end within 30 s"
+            if failure:
+                raise failure[0]
+            return answer[0]
+
+        return wait
+
+    yield begin
+    for thread in threads:
+        thread.join(30)

@@ -1,0 +1,855 @@
+"""What every broker adapter must hold, on a real server. Tests branch on capability flags only."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from backstop.brokers.protocol import Received, Subscription
+from backstop.errors import BrokerUnavailable
+from backstop.records import ID_HEADER, Message, Outcome
+from contract.conftest import DELIVERY_LIMIT, SEND_TIMEOUT, VISIBILITY, UnderTest
+
+Name = Callable[[str], str]
+Receive = Callable[..., list[Received]]
+InThread = Callable[[Callable[[], Any]], Callable[[], Any]]
+SHORT = timedelta(milliseconds=50)
+NOTHING = timedelta(0)
+
+
+def messages(topic: str, number: int, start: int = 0, **fields: Any) -> list[Message]:
+    return [Message(topic, f"m-{i}", b"content %d" % i, **fields) for i in range(start, start + number)]
+
+
+def ids(received: list[Received]) -> list[str]:
+    return [one.message.message_id for one in received]
+
+
+@pytest.fixture
+def topic(adapter: UnderTest, name: Name) -> str:
+    """A topic of one queue."""
+    adapter.create_topic(name("topic"), 1)
+    return name("topic")
+
+
+@pytest.fixture
+def group(adapter: UnderTest, topic: str, name: Name) -> str:
+    """A group of that topic, from its first message."""
+    adapter.create_group(name("group"), topic)
+    return name("group")
+
+
+class TestPublish:
+    def test_every_message_gets_its_receipt_in_order(self, adapter: UnderTest, name: Name) -> None:
+        adapter.create_topic(name("topic"), 4)
+        receipts = adapter.broker.publish(messages(name("topic"), 50))
+        assert [r.outcome for r in receipts] == [Outcome.SENT] * 50
+        if adapter.broker.capabilities.knows_queue_of_send:
+            stored = adapter.stored(name("topic"))
+            told = {
+                (r.position.queue_id, r.position.offset): f"m-{i}"
+                for i, r in enumerate(receipts)
+                if r.position
+            }
+            assert told == stored
+            assert len({queue for queue, _ in stored}) == 4, "every queue gets a share"
+
+    def test_offsets_are_dense_and_in_order_under_two_publishers(
+        self, adapter: UnderTest, name: Name, in_thread: InThread
+    ) -> None:
+        if not adapter.broker.capabilities.has_offsets:
+            return
+        adapter.create_topic(name("topic"), 3)
+        start = threading.Barrier(2)
+
+        def publisher(who: str) -> Callable[[], list[tuple[str, int, int]]]:
+            client = adapter.another()
+
+            def run() -> list[tuple[str, int, int]]:
+                start.wait()
+                told: list[tuple[str, int, int]] = []
+                for batch in range(20):
+                    sent = [Message(name("topic"), f"{who}-{batch}-{i}", b"x") for i in range(30)]
+                    for message, receipt in zip(sent, client.publish(sent), strict=True):
+                        assert receipt.position is not None
+                        told.append((message.message_id, receipt.position.queue_id, receipt.position.offset))
+                return told
+
+            return run
+
+        waits = [in_thread(publisher("a")), in_thread(publisher("b"))]
+        told = [wait() for wait in waits]
+        stored = adapter.stored(name("topic"))
+        assert {(queue, offset): i for one in told for i, queue, offset in one} == stored
+        for queue in range(3):
+            assert sorted(o for q, o in stored if q == queue) == list(
+                range(sum(q == queue for q, _ in stored))
+            )
+            for one in told:
+                mine = [offset for _, q, offset in one if q == queue]
+                assert mine == sorted(mine), "a publisher's own messages keep their order in a queue"
+        switches = [stored[0, o][0] for o in range(sum(q == 0 for q, _ in stored))]
+        assert len(set(switches)) == 2, "both published into the same queue"
+
+    @pytest.mark.parametrize(
+        ("message_id", "content"),
+        [
+            ("order:1%3A{x}", b"plain"),
+            ("注文 “1” 'x' \\ \n\t\u2028 😀", "Größe".encode()),
+            ("nul \x00 inside", b"\x00\x01\xff" * 100),
+            ("large", bytes(range(256)) * 4096),
+            ("empty", b""),
+            ("x" * 1000, b'{"json": "\\u0000"}'),
+        ],
+        ids=["separators", "unicode", "nul", "1 MB", "empty", "long id"],
+    )
+    def test_a_message_comes_back_as_it_was_sent(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive, message_id: str, content: bytes
+    ) -> None:
+        headers = {"plain": "a", "quote's": '"; -- \\', "Ü:%{}": "注文 😀\x00\n", "empty": ""}
+        sent = Message(topic, message_id, content, headers, tag="tag:% “ü”", partition_key="key é")
+        [receipt] = adapter.broker.publish([sent])
+        assert receipt.outcome is Outcome.SENT, receipt.error
+        [got] = receive(adapter.subscribe(group, [topic], "c1"), 1)
+        assert (got.message.topic, got.message.message_id, got.message.content) == (
+            topic,
+            message_id,
+            content,
+        )
+        assert got.message.headers == {**headers, ID_HEADER: message_id}
+        assert (got.message.tag, got.message.partition_key) == ("tag:% “ü”", "key é")
+        assert got.deliveries == 1
+        if adapter.broker.capabilities.knows_queue_of_send:
+            assert got.position == receipt.position
+
+    def test_absent_tag_and_key_are_not_empty_ones(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        adapter.broker.publish(
+            [Message(topic, "none", b""), Message(topic, "empty", b"", tag="", partition_key="")]
+        )
+        got = {
+            one.message.message_id: one.message for one in receive(adapter.subscribe(group, [topic], "c1"), 2)
+        }
+        assert (got["none"].tag, got["none"].partition_key) == (None, None)
+        assert (got["empty"].tag, got["empty"].partition_key) == ("", "")
+
+    def test_a_key_decides_the_queue_for_every_client(self, adapter: UnderTest, name: Name) -> None:
+        if not adapter.broker.capabilities.knows_queue_of_send:
+            return
+        adapter.create_topic(name("topic"), 8)
+        keyed = [Message(name("topic"), f"m-{i}", b"", partition_key="one key") for i in range(10)]
+        receipts = adapter.broker.publish(keyed[:5]) + adapter.another().publish(keyed[5:])
+        assert len({r.position.queue_id for r in receipts if r.position}) == 1
+        once, again = (
+            client.publish([Message(name("topic"), "same id", b"")]) for client in (adapter.broker,) * 2
+        )
+        assert once[0].position and again[0].position
+        assert once[0].position.queue_id == again[0].position.queue_id
+
+    def test_an_unknown_topic_is_refused_for_good_and_the_rest_of_the_batch_is_sent(
+        self, adapter: UnderTest, topic: str, name: Name
+    ) -> None:
+        batch = [Message(topic, "a", b""), Message(name("no such topic"), "b", b""), Message(topic, "c", b"")]
+        receipts = adapter.broker.publish(batch)
+        assert [r.outcome for r in receipts] == [Outcome.SENT, Outcome.REFUSED, Outcome.SENT]
+        assert receipts[1].refused_for_good and receipts[1].error
+        assert sorted(adapter.stored(topic).values()) == ["a", "c"]
+
+    def test_a_topic_that_was_deleted_is_refused_for_good(self, adapter: UnderTest, topic: str) -> None:
+        client = adapter.another()
+        assert client.publish(messages(topic, 1))[0].outcome is Outcome.SENT
+        adapter.delete_topic(topic)
+        [receipt] = client.publish(messages(topic, 1))
+        assert (receipt.outcome, receipt.refused_for_good) == (Outcome.REFUSED, True)
+
+    def test_a_message_too_large_for_its_topic_is_refused_for_good(
+        self, adapter: UnderTest, name: Name
+    ) -> None:
+        adapter.create_topic(name("topic"), 1, max_message_bytes=500)
+        small, large = Message(name("topic"), "s", b"x" * 300), Message(name("topic"), "l", b"x" * 501)
+        receipts = adapter.broker.publish([small, large, small])
+        assert [r.outcome for r in receipts] == [Outcome.SENT, Outcome.REFUSED, Outcome.SENT]
+        assert [r.refused_for_good for r in receipts] == [False, True, False]
+        assert list(adapter.stored(name("topic")).values()) == ["s", "s"]
+
+    def test_what_the_server_does_not_allow_is_refused_and_not_stored(
+        self, adapter: UnderTest, topic: str
+    ) -> None:
+        with adapter.refusing(topic) as limited:
+            receipts = limited.publish(messages(topic, 3))
+            assert [(r.outcome, r.refused_for_good) for r in receipts] == [(Outcome.REFUSED, False)] * 3
+            assert "secret-of-limited" not in str(receipts)
+        assert adapter.stored(topic) == {}
+
+    def test_a_message_that_breaks_the_contract_is_refused_for_good(
+        self, adapter: UnderTest, topic: str
+    ) -> None:
+        bad_header: Any = {"n": 1}
+        batch = [Message(topic, "", b""), Message(topic, "\ud800", b""), Message(topic, "x", b"", bad_header)]
+        receipts = adapter.broker.publish([*batch, Message(topic, "good", b"")])
+        assert [r.outcome for r in receipts] == [Outcome.REFUSED] * 3 + [Outcome.SENT]
+        assert [r.refused_for_good for r in receipts] == [True, True, True, False]
+
+    def test_a_copy_for_one_group_never_reaches_the_others(
+        self, adapter: UnderTest, topic: str, group: str, name: Name, receive: Receive
+    ) -> None:
+        adapter.create_group(name("other"), topic)
+        [receipt] = adapter.broker.publish([Message(topic, "a", b"")], group=group)
+        assert receive(adapter.subscribe(name("other"), [topic], "c1"), 1, 0.3) == []
+        if adapter.broker.capabilities.has_retry_topic_per_group:
+            assert ids(receive(adapter.subscribe(group, [topic], "c1"), 1)) == ["a"]
+        else:
+            assert receipt.outcome is Outcome.REFUSED
+
+    def test_an_empty_batch_is_nothing(self, adapter: UnderTest) -> None:
+        assert adapter.broker.publish([]) == []
+
+
+class TestFaultsOfTheServer:
+    def test_a_server_that_is_away_refuses(self, own_adapter: UnderTest, name: Name) -> None:
+        own_adapter.create_topic(name("topic"), 1)
+        client, fresh = own_adapter.another(), own_adapter.another()
+        assert client.publish(messages(name("topic"), 1))[0].outcome is Outcome.SENT
+        own_adapter.kill()
+        for one in (client, fresh):
+            [receipt] = one.publish(messages(name("topic"), 1))
+            assert (receipt.outcome, receipt.refused_for_good) == (Outcome.REFUSED, False), receipt.error
+        own_adapter.start()
+        assert client.publish(messages(name("topic"), 1))[0].outcome is Outcome.SENT
+
+    def test_a_server_killed_before_it_answers_leaves_the_batch_unknown(
+        self, own_adapter: UnderTest, name: Name, in_thread: InThread
+    ) -> None:
+        own_adapter.create_topic(name("topic"), 2)
+        client = own_adapter.another()
+        client.publish(messages(name("topic"), 1))
+        own_adapter.stall()
+        wait = in_thread(lambda: client.publish(messages(name("topic"), 20, start=1)))
+        time.sleep(0.3)  # the bytes are on their way; there is no sign of it to wait for
+        own_adapter.kill()
+        assert [r.outcome for r in wait()] == [Outcome.UNKNOWN] * 20
+
+    def test_a_server_that_does_not_answer_in_time_leaves_the_batch_unknown(
+        self, own_adapter: UnderTest, name: Name
+    ) -> None:
+        own_adapter.create_topic(name("topic"), 2)
+        client = own_adapter.another()
+        client.publish(messages(name("topic"), 1))
+        own_adapter.stall()
+        begun = time.monotonic()
+        receipts = client.publish(messages(name("topic"), 20, start=1))
+        took = time.monotonic() - begun
+        own_adapter.wake()
+        assert [r.outcome for r in receipts] == [Outcome.UNKNOWN] * 20
+        assert took < SEND_TIMEOUT.total_seconds() + 1
+
+    def test_what_was_acknowledged_survives_a_kill_and_nothing_else_claims_to(
+        self, own_adapter: UnderTest, name: Name, in_thread: InThread
+    ) -> None:
+        own_adapter.create_topic(name("topic"), 3)
+        sent: dict[str, Any] = {}
+        running = threading.Event()
+
+        def publish_until_it_dies() -> None:
+            client = own_adapter.another()
+            for batch in range(10_000):
+                some = messages(name("topic"), 100, start=batch * 100)
+                receipts = client.publish(some)
+                sent.update(zip((m.message_id for m in some), receipts, strict=True))
+                if batch == 10:
+                    running.set()
+                if receipts[-1].outcome is not Outcome.SENT:
+                    return
+
+        wait = in_thread(publish_until_it_dies)
+        assert running.wait(20)
+        own_adapter.kill()
+        wait()
+        own_adapter.start()
+        stored = own_adapter.stored(name("topic"))
+        for message_id, receipt in sent.items():
+            if receipt.outcome is Outcome.SENT and own_adapter.broker.capabilities.knows_queue_of_send:
+                assert stored[receipt.position.queue_id, receipt.position.offset] == message_id
+            elif receipt.outcome is Outcome.SENT:
+                assert message_id in stored.values()
+            elif receipt.outcome is Outcome.REFUSED:
+                assert message_id not in stored.values()
+        assert Counter(r.outcome for r in sent.values())[Outcome.SENT] > 1000
+        if own_adapter.broker.capabilities.has_offsets:
+            for queue in range(3):
+                offsets = sorted(o for q, o in stored if q == queue)
+                assert offsets == list(range(len(offsets)))
+            [receipt] = own_adapter.another().publish(messages(name("topic"), 1))
+            assert receipt.position and (receipt.position.queue_id, receipt.position.offset) not in stored
+
+    def test_every_look_raises_when_the_server_is_away(self, own_adapter: UnderTest, name: Name) -> None:
+        own_adapter.create_topic(name("topic"), 1)
+        own_adapter.create_group(name("group"), name("topic"))
+        subscription = own_adapter.subscribe(name("group"), [name("topic")], "c1")
+        own_adapter.broker.publish(messages(name("topic"), 1))
+        [got] = subscription.fetch(1, timedelta(seconds=5))
+        own_adapter.kill()
+        broker = own_adapter.broker
+        looks: list[Callable[[], Any]] = [
+            broker.clock,
+            lambda: broker.queues(name("topic")),
+            lambda: broker.progress(name("topic"), name("group")),
+            lambda: list(broker.dead_letters(name("group"))),
+            lambda: broker.durability([name("topic")]),
+            lambda: subscription.fetch(1, SHORT),
+            lambda: subscription.acknowledge([got]),
+            lambda: subscription.hand_back(got, after=SHORT, counts=True),
+        ]
+        for look in looks:
+            with pytest.raises(BrokerUnavailable) as raised:
+                look()
+            assert raised.value.what and raised.value.kept and raised.value.next_step
+        subscription.close()
+
+    def test_what_a_consumer_held_at_a_crash_of_the_server_comes_again(
+        self, own_adapter: UnderTest, name: Name, receive: Receive
+    ) -> None:
+        own_adapter.create_topic(name("topic"), 1)
+        own_adapter.create_group(name("group"), name("topic"))
+        own_adapter.broker.publish(messages(name("topic"), 3))
+        first = own_adapter.subscribe(name("group"), [name("topic")], "c1")
+        held, waiting, done = receive(first, 3)
+        first.hand_back(held, after=timedelta(seconds=1), counts=False)
+        first.acknowledge([done])
+        own_adapter.kill()
+        own_adapter.start()
+        second = own_adapter.subscribe(name("group"), [name("topic")], "c2")
+        again = receive(second, 1)
+        second.acknowledge(again)
+        assert ids(again + receive(second, 1)) == ids([waiting, held])
+
+
+class TestEpochs:
+    def test_an_epoch_survives_a_restart_and_not_a_new_life(self, own_adapter: UnderTest, name: Name) -> None:
+        if not own_adapter.broker.capabilities.has_epochs:
+            return
+
+        def epochs() -> list[str]:
+            return [queue.epoch for queue in own_adapter.another().queues(name("topic"))]
+
+        own_adapter.create_topic(name("topic"), 2)
+        first = epochs()
+        [receipt] = own_adapter.broker.publish(messages(name("topic"), 1))
+        assert receipt.position and receipt.position.epoch == first[receipt.position.queue_id]
+        own_adapter.kill()
+        own_adapter.start()
+        own_adapter.create_topic(name("topic"), 2)
+        assert epochs() == first, "a restart, and creating what is there, change nothing"
+        own_adapter.delete_topic(name("topic"))
+        own_adapter.create_topic(name("topic"), 2)
+        second = epochs()
+        own_adapter.wipe()
+        own_adapter.create_topic(name("topic"), 2)
+        third = epochs()
+        assert len({*first, *second, *third}) == 6
+        assert [queue.next_offset for queue in own_adapter.broker.queues(name("topic"))] == [0, 0]
+
+    def test_an_acknowledgement_from_an_earlier_life_does_not_touch_the_new_one(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        if not adapter.broker.capabilities.has_epochs:
+            return
+        adapter.broker.publish([Message(topic, "old", b"")])
+        old_consumer = adapter.subscribe(group, [topic], "old")
+        old = receive(old_consumer, 1)
+        adapter.delete_topic(topic)
+        adapter.create_topic(topic, 1)
+        adapter.create_group(group, topic)
+        adapter.another().publish([Message(topic, "new", b"")])
+        assert ids(receive(adapter.subscribe(group, [topic], "new"), 1)) == ["new"]
+        old_consumer.acknowledge(old)
+        old_consumer.hand_back(old[0], after=NOTHING, counts=True)
+        [position] = adapter.broker.progress(topic, group)
+        assert (position.next_offset, position.pending) == (0, 1)
+
+
+class TestLooking:
+    def test_a_queue_that_never_stored_anything_counts_as_passed(
+        self, adapter: UnderTest, name: Name
+    ) -> None:
+        adapter.create_topic(name("topic"), 3)
+        adapter.create_group(name("group"), name("topic"))
+        before = adapter.broker.clock()
+        positions = adapter.broker.progress(name("topic"), name("group"))
+        after = adapter.broker.clock()
+        assert [p.queue_id for p in positions] == [0, 1, 2]
+        for position in positions:
+            assert (position.next_offset, position.pending) == (0, 0)
+            assert before <= position.passed_until <= after
+        if adapter.broker.capabilities.has_first_and_next_offset:
+            assert [(q.first_offset, q.next_offset) for q in adapter.broker.queues(name("topic"))] == [
+                (0, 0)
+            ] * 3
+
+    def test_progress_is_the_lowest_message_not_acknowledged(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        if not adapter.broker.capabilities.has_offsets:
+            return
+
+        def state() -> tuple[int, int]:
+            [position] = adapter.broker.progress(topic, group)
+            return position.next_offset, position.pending
+
+        adapter.broker.publish(messages(topic, 5))
+        assert state() == (0, 0)
+        subscription = adapter.subscribe(group, [topic], "c1")
+        got = receive(subscription, 5)
+        assert state() == (0, 5)
+        subscription.acknowledge(got[2:])
+        assert state() == (0, 2), "acknowledged out of order: the lowest still holds it back"
+        subscription.acknowledge([got[0]])
+        assert state() == (1, 1)
+        subscription.acknowledge([got[1], got[0]])
+        assert state() == (5, 0), "and acknowledging twice is acknowledging once"
+        adapter.broker.publish(messages(topic, 1))
+        assert state() == (5, 0)
+
+    def test_progress_never_passes_a_message_that_is_not_acknowledged(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        """Received, handed back, held, redelivered, abandoned: until it is done or a dead letter."""
+        adapter.broker.publish([Message(topic, "m", b"")])
+        passes: list[int] = []
+
+        def look() -> None:
+            passes.append(adapter.broker.progress(topic, group)[0].next_offset)
+
+        first, second = adapter.subscribe(group, [topic], "c1"), adapter.subscribe(group, [topic], "c2")
+        [got] = receive(first, 1)
+        look()
+        first.hand_back(got, after=timedelta(milliseconds=300), counts=False)
+        look()
+        [got] = receive(second, 1)
+        look()
+        second.hand_back(got, after=NOTHING, counts=True)
+        look()
+        [got] = receive(first, 1)
+        look()
+        first.close()
+        [got] = receive(second, 1)
+        look()
+        assert passes == [0] * 6
+        assert got.deliveries == 3
+        second.acknowledge([got])
+        assert adapter.broker.progress(topic, group)[0].next_offset == 1
+
+    def test_passed_until_is_the_time_of_the_first_message_not_passed(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        instants = [adapter.broker.clock()]
+        for number in range(3):
+            adapter.broker.publish(messages(topic, 1, start=number))
+            instants.append(adapter.broker.clock())
+        subscription = adapter.subscribe(group, [topic], "c1")
+
+        def passed() -> Any:
+            return adapter.broker.progress(topic, group)[0].passed_until
+
+        got = receive(subscription, 3)
+        assert instants[0] <= passed() <= instants[1]
+        subscription.acknowledge([got[1]])
+        assert instants[0] <= passed() <= instants[1]
+        subscription.acknowledge([got[0]])
+        assert instants[2] <= passed() <= instants[3]
+        subscription.acknowledge([got[2]])
+        before = adapter.broker.clock()
+        assert before <= passed() <= adapter.broker.clock()
+        if adapter.broker.capabilities.has_time_at_offset:
+            for offset in range(3):
+                times = adapter.broker.passed_until(topic, {0: offset})
+                assert instants[offset] <= times[0] <= instants[offset + 1]
+            before = adapter.broker.clock()
+            assert before <= adapter.broker.passed_until(topic, {0: 3})[0] <= adapter.broker.clock()
+            assert adapter.broker.passed_until(topic, {}) == {}
+
+    def test_nothing_stored_before_passed_until_lies_above_the_place(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive, in_thread: InThread
+    ) -> None:
+        """While messages flow, each look's instant must be right for ever."""
+        if not adapter.broker.capabilities.has_time_at_offset:
+            return
+        stop = threading.Event()
+
+        def publish() -> None:
+            client = adapter.another()
+            for number in range(100_000):
+                if stop.is_set():
+                    return
+                client.publish([Message(topic, f"{number}", b"")])
+
+        def consume() -> None:
+            subscription = adapter.subscribe(group, [topic], "c1")
+            while not stop.is_set():
+                subscription.acknowledge(subscription.fetch(3, SHORT))
+
+        waits = [in_thread(publish), in_thread(consume)]
+        looks = [adapter.broker.progress(topic, group)[0] for _ in range(400)]
+        stop.set()
+        for wait in waits:
+            wait()
+        assert len({look.next_offset for look in looks}) > 20, "it moved while we looked"
+        end = adapter.broker.queues(topic)[0].next_offset
+        for look in looks:
+            if look.next_offset < end:
+                stored_at = adapter.broker.passed_until(topic, {0: look.next_offset})[0]
+                assert look.passed_until <= stored_at
+
+    def test_deleted_messages_do_not_hold_progress_or_time_back(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        if not adapter.broker.capabilities.has_time_at_offset:
+            return
+        for number in range(4):
+            adapter.broker.publish(messages(topic, 1, start=number))
+        times = [adapter.broker.passed_until(topic, {0: offset})[0] for offset in range(4)]
+        adapter.delete_message(topic, 0, 0)
+        adapter.delete_message(topic, 0, 2)
+        [queue] = adapter.broker.queues(topic)
+        assert (queue.first_offset, queue.next_offset) == (1, 4)
+        [position] = adapter.broker.progress(topic, group)
+        assert (position.next_offset, position.passed_until) == (0, times[1])
+        subscription = adapter.subscribe(group, [topic], "c1")
+        got = receive(subscription, 2)
+        assert ids(got) == ["m-1", "m-3"]
+        subscription.acknowledge(got[:1])
+        [position] = adapter.broker.progress(topic, group)
+        assert (position.next_offset, position.passed_until) == (3, times[3])
+        subscription.acknowledge(got[1:])
+        assert adapter.broker.progress(topic, group)[0].next_offset == 4
+        for offset in (1, 3):
+            adapter.delete_message(topic, 0, offset)
+        [queue] = adapter.broker.queues(topic)
+        assert (queue.first_offset, queue.next_offset) == (4, 4), "a queue emptied by hand keeps its numbers"
+        [receipt] = adapter.broker.publish(messages(topic, 1))
+        assert receipt.position and receipt.position.offset == 4
+
+    def test_a_message_deleted_while_in_flight_is_passed_when_its_consumer_is_gone(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        if not adapter.broker.capabilities.has_offsets:
+            return
+        adapter.broker.publish(messages(topic, 2))
+        first = adapter.subscribe(group, [topic], "c1")
+        assert len(receive(first, 2)) == 2
+        adapter.delete_message(topic, 0, 0)
+        assert adapter.broker.progress(topic, group)[0].next_offset == 0
+        first.close()
+        assert ids(receive(adapter.subscribe(group, [topic], "c2"), 1)) == ["m-1"]
+        [position] = adapter.broker.progress(topic, group)
+        assert (position.next_offset, position.pending) == (1, 1)
+
+    @pytest.mark.parametrize(("moved_to", "then_receives"), [(3, ["m-3", "m-4"]), (0, ["m-0", "m-1", "m-2"])])
+    def test_progress_follows_a_group_that_was_moved(
+        self,
+        adapter: UnderTest,
+        topic: str,
+        group: str,
+        receive: Receive,
+        moved_to: int,
+        then_receives: list[str],
+    ) -> None:
+        if not adapter.broker.capabilities.has_offsets:
+            return
+        adapter.broker.publish(messages(topic, 5))
+        subscription = adapter.subscribe(group, [topic], "c1")
+        subscription.acknowledge(subscription.fetch(2, timedelta(seconds=5)))
+        adapter.move_group(group, topic, 0, moved_to)
+        [position] = adapter.broker.progress(topic, group)
+        assert (position.next_offset, position.pending) == (moved_to, 0)
+        assert position.passed_until == adapter.broker.passed_until(topic, {0: moved_to})[0]
+        assert ids(receive(subscription, len(then_receives)))[: len(then_receives)] == [
+            *then_receives, "m-3", "m-4",
+        ][: len(then_receives)]  # fmt: skip
+
+    def test_a_look_at_what_is_not_there_raises(self, adapter: UnderTest, topic: str, name: Name) -> None:
+        for look in (
+            lambda: adapter.broker.queues(name("no such topic")),
+            lambda: adapter.broker.progress(name("no such topic"), name("group")),
+            lambda: adapter.broker.progress(topic, name("no such group")),
+        ):
+            with pytest.raises(BrokerUnavailable):
+                look()
+
+    def test_groups_do_not_know_of_each_other(
+        self, adapter: UnderTest, topic: str, group: str, name: Name, receive: Receive
+    ) -> None:
+        adapter.create_group(name("other"), topic)
+        adapter.broker.publish(messages(topic, 3))
+        for one in (group, name("other")):
+            assert len(receive(adapter.subscribe(one, [topic], "c"), 3)) == 3
+        assert adapter.broker.retry_pending(topic, group) == 0
+
+    def test_durability_is_told_as_facts(self, adapter: UnderTest, topic: str, name: Name) -> None:
+        findings = adapter.broker.durability([topic, name("no such topic")])
+        good = {finding.subject: finding.good for finding in findings}
+        assert good.pop(f"topic {name('no such topic')}") is False
+        assert len(good) >= 2 and all(good.values()), findings
+        assert all(finding.says and (finding.good or finding.do) for finding in findings)
+
+
+class TestReceiving:
+    def test_fetch_keeps_its_limit_and_its_time(
+        self, adapter: UnderTest, name: Name, receive: Receive, in_thread: InThread
+    ) -> None:
+        adapter.create_topic(name("topic"), 5)
+        adapter.create_group(name("group"), name("topic"))
+        subscription = adapter.subscribe(name("group"), [name("topic")], "c1")
+        begun = time.monotonic()
+        assert subscription.fetch(10, timedelta(milliseconds=300)) == []
+        assert 0.25 <= time.monotonic() - begun < 1.0
+        adapter.broker.publish(messages(name("topic"), 40))
+        sizes = [len(subscription.fetch(limit, timedelta(seconds=1))) for limit in (1, 3, 7)]
+        assert sizes == [1, 3, 7]
+        assert len(receive(subscription, 29, limit=8)) == 29
+
+        wait = in_thread(lambda: (subscription.fetch(10, timedelta(seconds=10)), time.monotonic()))
+        time.sleep(0.2)  # it waits already; what it must not do is to wait until its time is over
+        published = time.monotonic()
+        adapter.broker.publish([Message(name("topic"), "late", b"")])
+        found, at = wait()
+        assert ids(found) == ["late"] and at - published < 2.0
+
+    def test_one_subscription_takes_several_topics(
+        self, adapter: UnderTest, name: Name, receive: Receive
+    ) -> None:
+        for kind in ("one", "two"):
+            adapter.create_topic(name(kind), 2)
+            adapter.create_group(name("group"), name(kind))
+            adapter.broker.publish(messages(name(kind), 10))
+        subscription = adapter.subscribe(name("group"), [name("one"), name("two")], "c1")
+        got = receive(subscription, 20)
+        assert Counter(one.message.topic for one in got) == {name("one"): 10, name("two"): 10}
+        subscription.acknowledge(got)
+        for kind in ("one", "two"):
+            assert sum(p.next_offset for p in adapter.broker.progress(name(kind), name("group"))) == 10
+
+    def test_two_consumers_share_the_work_without_doing_any_twice(
+        self, adapter: UnderTest, name: Name, in_thread: InThread
+    ) -> None:
+        adapter.create_topic(name("topic"), 3)
+        adapter.create_group(name("group"), name("topic"))
+        seen: Counter[str] = Counter()
+        workers: Counter[str] = Counter()
+        lock = threading.Lock()
+
+        def consume(who: str) -> Callable[[], None]:
+            def run() -> None:
+                subscription = adapter.subscribe(name("group"), [name("topic")], who)
+                deadline = time.monotonic() + 20
+                while sum(seen.values()) < 600 and time.monotonic() < deadline:
+                    got = subscription.fetch(5, SHORT)
+                    with lock:
+                        seen.update(ids(got))
+                        workers[who] += len(got)
+                    subscription.acknowledge(got)
+
+            return run
+
+        waits = [in_thread(consume("c1")), in_thread(consume("c2"))]
+        for start in range(0, 600, 50):
+            adapter.broker.publish(messages(name("topic"), 50, start=start))
+        for wait in waits:
+            wait()
+        assert seen == {f"m-{i}": 1 for i in range(600)}
+        assert min(workers.values()) > 0
+        assert [p.pending for p in adapter.broker.progress(name("topic"), name("group"))] == [0, 0, 0]
+
+    def test_what_a_dead_consumer_held_comes_to_another_with_its_place_and_count(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        adapter.broker.publish(messages(topic, 3))
+        first = adapter.subscribe(group, [topic], "c1")
+        held = receive(first, 3)
+        first.acknowledge(held[1:2])
+        first.close()
+        second = adapter.subscribe(group, [topic], "c2")
+        assert second.fetch(10, NOTHING) == [], "not before its time"
+        again = receive(second, 2)
+        assert [(g.message, g.position, g.deliveries) for g in again] == [
+            (held[0].message, held[0].position, 2), (held[2].message, held[2].position, 2),
+        ]  # fmt: skip
+
+
+class TestHandingBack:
+    def test_it_comes_again_no_sooner_than_asked_and_spends_nothing(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        if not adapter.broker.capabilities.can_delay_redelivery:
+            return
+        adapter.broker.publish(messages(topic, 1))
+        subscription = adapter.subscribe(group, [topic], "c1")
+        [got] = receive(subscription, 1)
+        for _ in range(DELIVERY_LIMIT + 2):
+            subscription.hand_back(got, after=timedelta(milliseconds=200), counts=False)
+            begun = time.monotonic()
+            [got] = receive(subscription, 1)
+            assert time.monotonic() - begun >= 0.19
+            assert got.deliveries == 1
+        assert list(adapter.broker.dead_letters(group)) == []
+
+    def test_a_delay_longer_than_the_visibility_is_kept_too(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        if not adapter.broker.capabilities.can_delay_redelivery:
+            return
+        adapter.broker.publish(messages(topic, 2))
+        subscription = adapter.subscribe(group, [topic], "c1")
+        held, left = receive(subscription, 2)
+        begun = time.monotonic()
+        subscription.hand_back(held, after=VISIBILITY * 3, counts=False)
+        other = adapter.subscribe(group, [topic], "c2")
+        meanwhile = receive(other, 1)
+        other.acknowledge(meanwhile)
+        assert ids(meanwhile) == ids([left]), "what nobody held comes meanwhile"
+        [again] = receive(other, 1)
+        assert ids([again]) == ids([held])
+        assert time.monotonic() - begun >= VISIBILITY.total_seconds() * 3 - 0.01
+
+    def test_it_comes_again_when_its_consumer_died(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        adapter.broker.publish(messages(topic, 1))
+        first = adapter.subscribe(group, [topic], "c1")
+        [got] = receive(first, 1)
+        first.hand_back(got, after=SHORT, counts=False)
+        first.close()
+        assert ids(receive(adapter.subscribe(group, [topic], "c2"), 1)) == ["m-0"]
+
+    def test_acknowledged_while_held_it_does_not_come_again(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        adapter.broker.publish(messages(topic, 1))
+        first = adapter.subscribe(group, [topic], "c1")
+        [got] = receive(first, 1)
+        first.hand_back(got, after=SHORT, counts=False)
+        first.acknowledge([got])
+        assert receive(first, 1, seconds=VISIBILITY.total_seconds() * 2) == []
+        assert adapter.broker.progress(topic, group)[0].next_offset == 1
+
+    def test_a_late_hand_back_does_not_disturb_who_has_it_now(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        adapter.broker.publish(messages(topic, 1))
+        late = adapter.subscribe(group, [topic], "late")
+        [stale] = receive(late, 1)
+        now = adapter.subscribe(group, [topic], "now")
+        [got] = receive(now, 1)
+        assert got.deliveries == 2
+        late.hand_back(stale, after=NOTHING, counts=True)
+        assert late.fetch(1, timedelta(milliseconds=150)) == [], "it stays with who has it"
+        now.hand_back(got, after=NOTHING, counts=True)
+        assert [g.deliveries for g in receive(now, 1)] == [3]
+
+
+class TestDeadLetters:
+    def fail(self, subscription: Subscription, receive: Receive, times: int) -> list[int]:
+        counts = []
+        for _ in range(times):
+            [got] = receive(subscription, 1)
+            counts.append(got.deliveries)
+            subscription.hand_back(got, after=NOTHING, counts=True)
+        return counts
+
+    def test_failures_up_to_the_limit_make_one_dead_letter(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        adapter.broker.publish([Message(topic, "poison", b"x"), Message(topic, "fine", b"")])
+        subscription = adapter.subscribe(group, [topic], "c1")
+        poison, fine = receive(subscription, 2)
+        subscription.acknowledge([fine])
+        subscription.hand_back(poison, after=NOTHING, counts=True)
+        assert self.fail(subscription, receive, DELIVERY_LIMIT - 1) == [2, 3]
+        [letter] = adapter.broker.dead_letters(group)
+        assert (letter.group, letter.topic, letter.message_id) == (group, topic, "poison")
+        assert receive(subscription, 1, seconds=VISIBILITY.total_seconds() * 2) == []
+        [position] = adapter.broker.progress(topic, group)
+        assert (position.next_offset, position.pending) == (2, 0)
+
+    def test_consumers_that_die_up_to_the_limit_make_one_dead_letter(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive, in_thread: InThread
+    ) -> None:
+        adapter.broker.publish(messages(topic, 5))
+        for number in range(DELIVERY_LIMIT):
+            subscription = adapter.subscribe(group, [topic], f"c{number}")
+            assert [g.deliveries for g in receive(subscription, 5)] == [number + 1] * 5
+            subscription.close()
+        # Several take over at once; whoever comes first buries it, once.
+        waits = [
+            in_thread(lambda n=n: receive(adapter.subscribe(group, [topic], f"last{n}"), 1, seconds=1.0))
+            for n in range(3)
+        ]
+        assert [wait() for wait in waits] == [[], [], []]
+        assert Counter(d.message_id for d in adapter.broker.dead_letters(group)) == {
+            f"m-{i}": 1 for i in range(5)
+        }
+        [position] = adapter.broker.progress(topic, group)
+        assert (position.next_offset, position.pending) == (5, 0)
+
+    def test_a_message_is_pending_or_a_dead_letter_at_every_instant(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive, in_thread: InThread
+    ) -> None:
+        if not adapter.broker.capabilities.settles_dead_letters_atomically:
+            return
+        adapter.broker.publish(messages(topic, 40))
+        stop = threading.Event()
+
+        def watch() -> int:
+            looks = 0
+            while not stop.is_set():
+                passed = adapter.broker.progress(topic, group)[0].next_offset
+                dead = {letter.message_id for letter in adapter.broker.dead_letters(group)}
+                assert {f"m-{i}" for i in range(passed)} <= dead
+                looks += 1
+            return looks
+
+        wait = in_thread(watch)
+        subscription = adapter.subscribe(group, [topic], "c1")
+        deadline = time.monotonic() + 20
+        while len(list(adapter.broker.dead_letters(group))) < 40 and time.monotonic() < deadline:
+            for got in subscription.fetch(7, SHORT):
+                subscription.hand_back(got, after=NOTHING, counts=True)
+        stop.set()
+        assert wait() > 10
+        assert len(list(adapter.broker.dead_letters(group))) == 40
+
+    def test_reading_them_takes_nothing_away_and_ends_where_they_ended_at_the_call(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        adapter.broker.publish(messages(topic, 2))
+        subscription = adapter.subscribe(group, [topic], "c1")
+        self.fail(subscription, lambda s, n: receive(s, n, limit=1), 1)
+        while len(list(adapter.broker.dead_letters(group))) < 1:
+            for got in receive(subscription, 1, limit=1):
+                subscription.hand_back(got, after=NOTHING, counts=got.message.message_id == "m-0")
+        reading = adapter.broker.dead_letters(group)
+        while len(list(adapter.broker.dead_letters(group))) < 2:
+            for got in receive(subscription, 1):
+                subscription.hand_back(got, after=NOTHING, counts=True)
+        assert [letter.message_id for letter in reading] == ["m-0"]
+        once, again = list(adapter.broker.dead_letters(group)), list(adapter.broker.dead_letters(group))
+        assert once == again and [letter.message_id for letter in once] == ["m-0", "m-1"]
+        assert len({letter.broker_id for letter in once}) == 2
+
+    def test_one_without_a_readable_id_is_told_without_one(
+        self, adapter: UnderTest, topic: str, group: str
+    ) -> None:
+        adapter.add_unreadable_dead_letter(group, topic)
+        [letter] = adapter.broker.dead_letters(group)
+        assert (letter.group, letter.topic, letter.message_id) == (group, topic, None)
+        assert letter.broker_id
+
+    def test_a_group_without_dead_letters_has_none(self, adapter: UnderTest, group: str) -> None:
+        assert list(adapter.broker.dead_letters(group)) == []

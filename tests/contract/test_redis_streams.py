@@ -1,0 +1,321 @@
+"""What is true of Redis Streams alone: the server's errors and settings, and what others do to its keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstop.brokers.open import open_broker
+from backstop.brokers.protocol import Receipt, Received
+from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.config.connections import Connections
+from backstop.config.load import load
+from backstop.config.settings import BrokerSettings, Settings
+from backstop.errors import BrokerUnavailable, ConfigurationError, ContractBroken
+from backstop.local.valkey import Valkey
+from backstop.records import Message, Outcome
+from contract.conftest import RedisStreamsUnderTest
+
+Receive = Callable[..., list[Received]]
+SHORT = timedelta(milliseconds=50)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[RedisStreamsUnderTest]:
+    """A server of its own with the topic `t` of one queue and its group `g`."""
+    server = Valkey(tmp_path / "broker")
+    server.start()
+    under_test = RedisStreamsUnderTest(server)
+    under_test.create_topic("t", 1)
+    under_test.create_group("g", "t")
+    yield under_test
+    under_test.close()
+    server.kill()
+
+
+def publish(broker: RedisStreams, number: int = 1, content: bytes = b"x") -> list[Receipt]:
+    return broker.publish([Message("t", f"m-{i}", content) for i in range(number)])
+
+
+def only(receipts: list[Receipt]) -> tuple[Outcome, bool, str]:
+    [receipt] = receipts
+    return receipt.outcome, receipt.refused_for_good, (receipt.error or "").split(" ")[0]
+
+
+class TestErrorsOfTheServer:
+    @pytest.mark.parametrize(
+        ("command", "code"),
+        [
+            (("CONFIG", "SET", "maxmemory", "1"), "OOM"),
+            (("REPLICAOF", "127.0.0.1", "1"), "READONLY"),
+            (("SET", Keys().stream("t", 0), "text"), "WRONGTYPE"),
+            (("SET", Keys().life("t", 0), "text"), "WRONGTYPE"),
+            (("DEL", Keys().stream("t", 0)), "NOSTREAM"),
+            (("CONFIG", "SET", "min-replicas-to-write", "1"), "NOREPLICAS"),
+        ],
+    )
+    def test_an_error_given_before_anything_is_stored_refuses_but_not_for_good(
+        self, own: RedisStreamsUnderTest, command: tuple[str, ...], code: str
+    ) -> None:
+        own.raw.execute_command(*command)
+        assert only(publish(own.broker)) == (Outcome.REFUSED, False, code)
+
+    def test_a_script_that_the_server_forgot_is_loaded_again(self, own: RedisStreamsUnderTest) -> None:
+        publish(own.broker)
+        own.raw.script_flush()
+        assert only(publish(own.broker))[0] is Outcome.SENT
+        own.raw.script_flush()
+        assert own.broker.queues("t")[0].next_offset == 2
+
+    def test_an_error_that_nobody_knows_is_not_called_refused(self, own: RedisStreamsUnderTest) -> None:
+        publish(own.broker)
+        own.raw.hset(own.keys.life("t", 0), "next", "no number")
+        assert only(publish(own.broker))[0] is Outcome.UNKNOWN
+
+    def test_a_stalled_server_does_not_store_late_what_was_given_up(self, own: RedisStreamsUnderTest) -> None:
+        client = own.another(send_timeout=timedelta(milliseconds=300))
+        assert only(publish(client))[0] is Outcome.SENT
+        own.stall()
+        assert [r.outcome for r in publish(client, 5)] == [Outcome.UNKNOWN] * 5
+        own.wake()
+        own.raw.ping()  # the server works through what it got in order: the batch is behind it now
+        deadline = time.monotonic() + 2
+        while (
+            time.monotonic() < deadline
+            and own.raw.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) < 3
+        ):
+            own.raw.ping()
+        assert list(own.stored("t").values()) == ["m-0"]
+
+    def test_an_offset_taken_by_a_foreign_entry_refuses_instead_of_losing_the_order(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
+        own.raw.xadd(own.keys.stream("t", 0), {"foreign": "entry"})  # its id is a time, far above our numbers
+        [receipt] = publish(own.broker)
+        assert receipt.outcome is not Outcome.SENT and receipt.error
+
+
+class TestLife:
+    def test_a_stream_that_was_deleted_begins_a_new_life_when_the_topic_is_created_again(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
+        publish(own.broker, 3)
+        before = own.broker.queues("t")[0]
+        own.raw.delete(own.keys.stream("t", 0))
+        with pytest.raises(BrokerUnavailable, match="NOSTREAM"):
+            own.broker.queues("t")
+        own.create_topic("t", 1)
+        after = own.broker.queues("t")[0]
+        assert after.epoch != before.epoch and after.next_offset == 0
+
+    def test_a_stream_whose_record_was_lost_keeps_its_life_and_its_numbers(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
+        publish(own.broker, 3)
+        before = own.broker.queues("t")[0]
+        own.raw.delete(own.keys.life("t", 0))
+        assert only(publish(own.broker))[:2] == (Outcome.REFUSED, True)
+        own.create_topic("t", 1)
+        after = own.broker.queues("t")[0]
+        assert (after.epoch, after.first_offset, after.next_offset) == (before.epoch, 0, 3)
+
+    def test_queues_can_be_added_and_serve_every_group_and_cannot_be_cut(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
+        subscription = own.subscribe("g", ["t"], "c1")
+        subscription.fetch(1, SHORT)
+        own.create_topic("t", 6)
+        own.broker.publish([Message("t", f"{i}", b"") for i in range(60)])
+        assert len({queue for queue, _ in own.stored("t")}) == 6
+        seen: set[str] = set()
+        deadline = time.monotonic() + 15  # a consumer looks for new queues every few seconds
+        while len(seen) < 60 and time.monotonic() < deadline:
+            got = subscription.fetch(100, SHORT)
+            subscription.acknowledge(got)
+            seen |= {one.message.message_id for one in got}
+        assert len(seen) == 60
+        assert own.broker.groups("t") == ["g"]
+        with pytest.raises(ConfigurationError, match="6 queues"):
+            own.create_topic("t", 5)
+
+    def test_a_group_that_exists_stays_where_it_is(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        publish(own.broker, 4)
+        subscription = own.subscribe("g", ["t"], "c1")
+        subscription.acknowledge(receive(subscription, 4))
+        own.create_group("g", "t")
+        own.broker.create_group("late", "t", at="end")
+        assert [own.broker.progress("t", group)[0].next_offset for group in ("g", "late")] == [4, 4]
+        assert own.broker.groups("t") == ["g", "late"]
+
+    def test_dead_letters_outlive_their_topic(self, own: RedisStreamsUnderTest, receive: Receive) -> None:
+        publish(own.broker)
+        subscription = own.another(delivery_limit=1).subscribe("g", ["t"], "c1")
+        [got] = receive(subscription, 1)
+        subscription.hand_back(got, after=SHORT, counts=True, error="ValueError: no such customer")
+        own.delete_topic("t")
+        assert [letter.message_id for letter in own.broker.dead_letters("g")] == ["m-0"]
+
+    def test_two_prefixes_share_a_server_without_meeting(self, own: RedisStreamsUnderTest) -> None:
+        other = own.another(prefix="other")
+        other.create_topic("t", 2)
+        assert len(other.queues("t")) == 2 and len(own.broker.queues("t")) == 1
+
+    @pytest.mark.parametrize("name", ["", "\ud800"])
+    def test_a_name_that_no_key_can_carry_is_refused(self, own: RedisStreamsUnderTest, name: str) -> None:
+        with pytest.raises(ContractBroken):
+            own.create_topic(name, 1)
+        assert own.broker.publish([Message(name, "m", b"")])[0].refused_for_good
+        with pytest.raises(BrokerUnavailable):
+            own.broker.queues(name)
+
+
+class TestRetention:
+    def test_trim_moves_the_first_offset_and_nothing_else(self, own: RedisStreamsUnderTest) -> None:
+        publish(own.broker, 30)
+        boundary = own.broker.clock()
+        while own.broker.clock() - boundary < timedelta(seconds=1):
+            own.raw.ping()
+        publish(own.broker, 12)
+        assert own.broker.trim("t") == 0, "without a retention nothing goes"
+        assert own.another(retention=timedelta(minutes=1)).trim("t") == 0
+        assert own.another(retention=timedelta(seconds=0.8)).trim("t") == 30
+        [queue] = own.broker.queues("t")
+        assert (queue.first_offset, queue.next_offset) == (30, 42)
+        [position] = own.broker.progress("t", "g")
+        assert (position.next_offset, position.passed_until) == (0, own.broker.passed_until("t", {0: 30})[0])
+
+
+class TestDeadLetterEntry:
+    def test_it_says_where_it_came_from_and_why(self, own: RedisStreamsUnderTest, receive: Receive) -> None:
+        [_, receipt] = publish(own.broker, 2, b"payload")
+        subscription = own.another(delivery_limit=1).subscribe("g", ["t"], "c1")
+        first, second = receive(subscription, 2)
+        subscription.acknowledge([first])
+        subscription.hand_back(second, after=SHORT, counts=True, error="ValueError: “x”" + "y" * 5000)
+        [(_, entry)] = own.raw.xrange(own.keys.dead("t", "g"))
+        text = {name.decode(): value.decode() for name, value in entry.items()}
+        assert receipt.position is not None
+        assert text["content"] == "payload" and "m-1" in text["headers"]
+        assert (text["origin-group"], text["origin-topic"]) == ("g", "t")
+        assert (text["origin-queue"], text["origin-offset"]) == ("0", "1")
+        assert text["origin-epoch"] == receipt.position.epoch
+        assert (text["deliveries"], text["cause"]) == ("1", "handler failed")
+        assert text["error"].startswith("ValueError: “x”") and len(text["error"]) == 2000
+
+    def test_a_foreign_entry_is_handed_out_without_an_id_and_dies_like_any_other(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        own.raw.xadd(own.keys.stream("t", 0), {"headers": b"\xff[", "content": b"\x00"}, id="1-0")
+        subscription = own.subscribe("g", ["t"], "c1")
+        [got] = receive(subscription, 1)
+        assert (got.message.message_id, dict(got.message.headers)) == ("", {})
+        for _ in range(3):
+            receive(subscription, 1, seconds=0.6)
+        assert [letter.message_id for letter in own.broker.dead_letters("g")] == [None]
+
+
+class TestConsumers:
+    def test_a_consumer_that_leaves_empty_handed_is_forgotten(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        publish(own.broker, 2)
+        tidy, holding = own.subscribe("g", ["t"], "tidy"), own.subscribe("g", ["t"], "holding")
+        tidy.acknowledge(tidy.fetch(1, timedelta(seconds=5)))
+        assert len(holding.fetch(1, timedelta(seconds=5))) == 1
+        tidy.close()
+        holding.close()
+        assert [c["name"] for c in own.raw.xinfo_consumers(own.keys.stream("t", 0), "g")] == [b"holding"]
+        assert own.broker.progress("t", "g")[0].pending == 1
+
+    def test_lag_counts_what_is_in_flight_too(self, own: RedisStreamsUnderTest, receive: Receive) -> None:
+        publish(own.broker, 5)
+        subscription = own.subscribe("g", ["t"], "c1")
+        got = receive(subscription, 2, limit=2)
+        assert own.broker.lag("t", "g") == {0: 5}
+        subscription.acknowledge(got)
+        assert own.broker.lag("t", "g") == {0: 3}
+
+
+class TestDurability:
+    @pytest.mark.parametrize(
+        ("settings", "subject"),
+        [
+            ({"appendfsync": "everysec"}, "append-only file"),
+            ({"appendonly": "no"}, "append-only file"),
+            ({"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}, "eviction"),
+        ],
+    )
+    def test_a_weaker_setting_is_a_bad_finding(
+        self, own: RedisStreamsUnderTest, settings: dict[str, str], subject: str
+    ) -> None:
+        assert all(finding.good for finding in own.broker.durability(["t"]))
+        for name, value in settings.items():
+            own.raw.config_set(name, value)
+        assert [f.subject for f in own.broker.durability(["t"]) if not f.good] == [subject]
+
+    def test_a_replica_is_a_bad_finding(self, own: RedisStreamsUnderTest) -> None:
+        own.raw.execute_command("REPLICAOF", "127.0.0.1", "1")
+        assert "replication" in [f.subject for f in own.broker.durability(["t"]) if not f.good]
+
+    def test_what_may_not_be_read_is_not_called_good(self, own: RedisStreamsUnderTest) -> None:
+        own.raw.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">pw-reader", "~*", "+hget")
+        client = own.another(f"redis://reader:pw-reader@127.0.0.1:{own.server.port}/0")
+        findings = client.durability(["t"])
+        assert [f.good for f in findings] == [False, False, False, False, True]
+
+
+class TestScale:
+    def test_a_thousand_queues_are_looked_at_in_one_go(self, own: RedisStreamsUnderTest) -> None:
+        own.create_topic("wide", 1000)
+        own.create_group("g", "wide")
+        begun = time.monotonic()
+        assert len(own.broker.progress("wide", "g")) == 1000
+        assert len(own.broker.queues("wide")) == 1000
+        assert time.monotonic() - begun < 2.0
+
+
+class TestOpening:
+    def settings(self, **options: Any) -> Settings:
+        broker = BrokerSettings(kind="redis_streams", connection="env:BROKER_URL", options=options)
+        return load(Path(__file__).parents[2] / "backstop.yaml").model_copy(
+            update={"brokers": {"embedded": broker}}
+        )
+
+    def test_options_reach_the_adapter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BROKER_URL", "redis://:the-password@127.0.0.1:1/0")
+        settings = self.settings(visibility="2s", delivery_limit=4, send_timeout=1)
+        with open_broker(settings, Connections(), "embedded") as broker:
+            assert broker.capabilities.redelivery_delay == timedelta(seconds=2)
+            assert broker.capabilities.delivery_limit == 4
+            assert "the-password" not in repr(broker)
+            with pytest.raises(BrokerUnavailable) as raised:
+                broker.clock()
+            assert "the-password" not in str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"visibility": "soon"}, "visibility"),
+            ({"visibility": 0}, "more than zero"),
+            ({"delivery_limit": 0}, "at least 1"),
+            ({"speed": 1}, "unknown option"),
+        ],
+    )
+    def test_a_wrong_option_is_refused_with_its_path(
+        self, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], says: str
+    ) -> None:
+        monkeypatch.setenv("BROKER_URL", "redis://127.0.0.1:1/0")
+        with pytest.raises(ConfigurationError, match=says) as raised:
+            open_broker(self.settings(**options), Connections(), "embedded")
+        assert "brokers.embedded.options" in raised.value.what
+
+    def test_an_unknown_broker_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"brokers\.other"):
+            open_broker(self.settings(), Connections(), "other")
