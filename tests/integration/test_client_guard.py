@@ -1,3 +1,4 @@
+# ruff: noqa: F811
 """The guard on a real database: every answer of begin, and every end of a lease."""
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from client_world import GROUP, TOPIC, Database, consumer, postgres  # noqa: F401
 
 from backstop.errors import ContractBroken, LeaseLost
 from backstop.leases import guard
 from backstop.leases.guard import Acquired, Arrival, Busy, Conflict, Done, Parked, Superseded
 from backstop.records import Position
+from client_world import GROUP, TOPIC, Database, consumer, postgres  # noqa: F401
 
 A, B = guard.payload_hash(b"a"), guard.payload_hash(b"b")
 ID = "order-1:paid"
-ODD_IDS = ["ключ/鍵", "a:b%s%%(x)s", "it's \"quoted\"", "{0}\\n", " "]
+ODD_IDS = ["ключ/鍵", "a:b%s%%(x)s", 'it\'s "quoted"', "{0}\\n", " "]
 
 
 class World:
@@ -56,7 +57,7 @@ class World:
 
 
 @pytest.fixture
-def world(consumer: Database) -> Iterator[World]:  # noqa: F811
+def world(consumer: Database) -> Iterator[World]:
     world = World(consumer)
     yield world
     world.connection.close()
@@ -130,12 +131,17 @@ def test_consumed_is_done_is_counted_and_does_not_move_the_time(world: World) ->
         "state = 'FAILED', lease_expires_at = NULL",
     ],
 )
-def test_what_expired_failed_or_was_reclaimed_is_taken_over_with_a_larger_fence(world: World, left: str) -> None:
+def test_what_expired_failed_or_was_reclaimed_is_taken_over(world: World, left: str) -> None:
     old = world.acquire(position=Position(0, 5, "e"))
     world.set(left)
     new = world.acquire(position=Position(1, 9, "e"))
     row = world.row()
-    assert (row["state"], row["owner_token"], row["attempts"], row["alive"]) == ("CONSUMING", new.token, 2, True)
+    assert (row["state"], row["owner_token"], row["attempts"], row["alive"]) == (
+        "CONSUMING",
+        new.token,
+        2,
+        True,
+    )
     assert new.fence == old.fence + 1
     assert new.token != old.token
     assert (row["queue_id"], row["queue_offset"]) == (0, 5), "the original position stays"
@@ -143,7 +149,7 @@ def test_what_expired_failed_or_was_reclaimed_is_taken_over_with_a_larger_fence(
 
 
 @pytest.mark.parametrize("state", ["CONSUMED", "CONSUMING"])
-def test_the_same_id_with_another_content_is_a_conflict_and_changes_nothing_else(world: World, state: str) -> None:
+def test_the_same_id_with_another_content_is_a_conflict(world: World, state: str) -> None:
     lease = world.acquire()
     if state == "CONSUMED":
         world.end(guard.complete, lease)
@@ -233,7 +239,7 @@ def test_a_worker_that_wakes_up_late_cannot_complete_and_its_effect_is_rolled_ba
         guard.complete(world.connection, winner)
 
 
-@pytest.mark.parametrize("left", ["state = 'EXPIRED'", "lease_expires_at = clock_timestamp() - interval '1 h'"])
+@pytest.mark.parametrize("left", ["state = 'EXPIRED'", "lease_expires_at = now() - interval '1 h'"])
 def test_complete_succeeds_after_a_reclaim_while_nobody_else_took_the_lease(world: World, left: str) -> None:
     lease = world.acquire()
     world.set(left)

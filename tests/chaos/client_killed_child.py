@@ -1,0 +1,108 @@
+"""A producer or a consumer that kills itself at one commit boundary: a process of the kill tests, not a test.
+
+Arguments: the role, the boundary, then JSON with the addresses. The wrappers here stand at the boundaries;
+nothing in the client knows of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+
+from backstop.client import Consumer, SendPolicy, Work, record, send
+from backstop.records import Message
+from client_world import GROUP, TOPIC, open_broker
+
+BOUNDARY = sys.argv[2]
+POLICY = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))
+
+
+def die(boundary: str) -> None:
+    if boundary == BOUNDARY:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Dying(Connection):
+    """Kills its process before or after its commit; `name` tells which transaction that is."""
+
+    name: Callable[[], str] = staticmethod(lambda: "")
+
+    def commit(self) -> None:
+        name = Dying.name()
+        die(f"before the commit of {name}")
+        super().commit()
+        die(f"after the commit of {name}")
+
+
+class Around:
+    """Kills the process before or after the named calls of what it wraps."""
+
+    def __init__(self, inner: Any, *names: str) -> None:
+        self._inner, self._names = inner, names
+
+    def __getattr__(self, name: str) -> Any:
+        called = getattr(self._inner, name)
+        if name not in self._names:
+            return called
+
+        def around(*given: Any, **named: Any) -> Any:
+            die(f"before {name}")
+            answer = called(*given, **named)
+            die(f"after {name}")
+            return answer
+
+        return around
+
+
+def in_turn(*names: str) -> Callable[[], str]:
+    """The transactions of this process in their order; the last one's name stays."""
+    left = list(names)
+    return lambda: left.pop(0) if len(left) > 1 else left[0]
+
+
+def produce(places: dict[str, str]) -> None:
+    Dying.name = staticmethod(in_turn("record", "look", "settle"))
+
+    def connect() -> Connection:
+        return psycopg2.connect(places["producer"], connection_factory=Dying)
+
+    with open_broker(places["broker"]) as broker:
+        connection = connect()
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO business_order VALUES (%s)", (places["id"],))
+        recorded = record(connection, TOPIC, b"{}", message_id=places["id"], policy=POLICY)
+        connection.commit()
+        send(recorded, Around(broker, "publish"), connect)
+
+
+def consume(places: dict[str, str]) -> None:
+    Dying.name = staticmethod(in_turn("begin", "complete"))
+
+    def handler(connection: Any, message: Message, work: Work) -> None:
+        die("in the handler")
+        with connection.cursor() as cursor:
+            values = (message.topic, message.message_id, GROUP, work.fence)
+            cursor.execute("INSERT INTO effect VALUES (%s, %s, %s, %s)", values)
+
+    with open_broker(places["broker"]) as broker:
+        consumer = Consumer(
+            Around(broker.subscribe(GROUP, [TOPIC], "doomed"), "fetch", "acknowledge"),
+            lambda: psycopg2.connect(places["consumer"], connection_factory=Dying),
+            GROUP,
+            handler,
+            lease=timedelta(seconds=1),
+            wait=timedelta(seconds=5),
+        )
+        consumer.run_once()
+
+
+if __name__ == "__main__":
+    {"produce": produce, "consume": consume}[sys.argv[1]](json.loads(sys.argv[3]))

@@ -1,0 +1,413 @@
+"""The consumer loop on real parts: what is logged, what has effect, what is acknowledged."""
+
+# ruff: noqa: F811
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+import pytest
+import redis
+
+from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.client import Consumer, Work, run_until_signal
+from backstop.client.read_headers import VERSION_HEADER
+from backstop.errors import ConfigurationError, StoreUnavailable
+from backstop.leases import guard
+from backstop.local.ports import free_port
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from backstop.records import GROUPS_HEADER, Counts, Message
+from client_world import (  # noqa: F401
+    DELIVERY_LIMIT,
+    GROUP,
+    TOPIC,
+    Database,
+    broker,
+    consumer,
+    postgres,
+    valkey,
+)
+
+SOON = timedelta(milliseconds=50)
+ID = "order-1:placed"
+
+
+def do(connection: Any, message: Message, work: Work) -> None:
+    """A handler whose effect is in the consumer's database."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO effect VALUES (%s, %s, %s, %s)",
+            (message.topic, message.message_id, GROUP, work.fence),
+        )
+
+
+class World:
+    """A topic, a group and workers on it."""
+
+    def __init__(self, broker: RedisStreams, database: Database) -> None:
+        self.broker, self.database = broker, database
+
+    def publish(self, *ids: str, content: bytes = b"{}", **headers: str) -> None:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        for receipt in self.broker.publish([Message(TOPIC, i, content, named) for i in ids]):
+            assert receipt.position is not None, receipt.error
+
+    @contextmanager
+    def worker(self, handler: Any = do, name: str = "w1", **values: Any) -> Iterator[Consumer]:
+        subscription = self.broker.subscribe(GROUP, [TOPIC], name)
+        values = {"retry_after": SOON, "wait": SOON, "lease": timedelta(seconds=30), **values}
+        consumer = Consumer(
+            subscription, values.pop("connect", self.database.connect), GROUP, handler, **values
+        )
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+            subscription.close()
+
+    def effects(self) -> list[str]:
+        return [r["message_id"] for r in self.database.run("SELECT message_id FROM effect ORDER BY 1")]
+
+    def log(self, message_id: str = ID) -> dict[str, Any]:
+        return self.database.one("SELECT * FROM consumer_log WHERE message_id = %s", (message_id,))
+
+    def logs(self) -> int:
+        return int(self.database.one("SELECT count(*) FROM consumer_log")["count"])
+
+    def pending(self) -> int:
+        return sum(position.pending for position in self.broker.progress(TOPIC, GROUP))
+
+    def dead(self) -> list[str | None]:
+        return [dead.message_id for dead in self.broker.dead_letters(GROUP)]
+
+
+@pytest.fixture
+def world(broker: RedisStreams, consumer: Database) -> World:
+    return World(broker, consumer)
+
+
+def drain(consumer: Consumer, until: Callable[[Counts], bool], seconds: float = 15.0) -> Counts:
+    """Run batches until the condition holds."""
+    counts, deadline = Counts(), time.monotonic() + seconds
+    while not until(counts):
+        assert time.monotonic() < deadline, f"not reached: {counts}"
+        consumer.run_once(counts)
+    return counts
+
+
+def test_a_message_is_logged_done_and_acknowledged(world: World) -> None:
+    world.publish(ID)
+    with world.worker(owner_host="host-1") as consumer:
+        counts = drain(consumer, lambda c: "processed" in c)
+    row = world.log()
+    assert (counts, world.effects(), world.pending()) == ({"processed": 1}, [ID], 0)
+    assert (row["state"], row["attempts"], row["owner_host"]) == ("CONSUMED", 1, "host-1")
+    assert row["queue_offset"] is not None
+    assert bytes(row["payload_hash"]) == guard.payload_hash(b"{}")
+
+
+def test_the_log_is_committed_before_the_handler_starts(world: World) -> None:
+    seen: list[str] = []
+    world.publish(ID)
+    with world.worker(lambda *_: seen.append(world.log()["state"])) as consumer:
+        drain(consumer, lambda c: "processed" in c)
+    assert seen == ["CONSUMING"]
+
+
+def test_a_copy_sent_again_is_acknowledged_without_effect(world: World) -> None:
+    world.publish(ID, ID)  # both in one batch
+    with world.worker() as consumer:
+        counts = drain(consumer, lambda c: sum(c.values()) == 2)
+        world.publish(ID)
+        drain(consumer, lambda c: c.get("done") == 1)
+    assert counts == {"processed": 1, "done": 1}
+    assert (world.effects(), world.pending(), world.log()["duplicates_stopped"]) == ([ID], 0, 2)
+
+
+def test_a_copy_for_other_groups_is_acknowledged_untouched(world: World) -> None:
+    world.publish("theirs", backstop_groups=json.dumps(["shipping"]))
+    world.publish("ours", backstop_groups=json.dumps(["shipping", GROUP]))
+    with world.worker() as consumer:
+        drain(consumer, lambda c: c == {"not_for_us": 1, "processed": 1})
+    assert (world.effects(), world.logs(), world.pending()) == (["ours"], 1, 0)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {GROUPS_HEADER: "billing"},
+        {GROUPS_HEADER: "[]"},
+        {GROUPS_HEADER: "[1]"},
+        {VERSION_HEADER: "0"},
+        {VERSION_HEADER: "x"},
+    ],
+)
+def test_a_copy_with_broken_headers_becomes_a_dead_letter_and_is_never_dropped(
+    world: World, headers: dict[str, str]
+) -> None:
+    world.publish(ID, **headers)
+    with world.worker() as consumer:
+        counts = drain(consumer, lambda c: world.dead() == [ID])
+    assert counts["broken"] == DELIVERY_LIMIT
+    assert (world.effects(), world.logs()) == ([], 0)
+
+
+def test_a_message_without_an_id_becomes_a_dead_letter(world: World, valkey: Valkey) -> None:
+    stream = Keys("backstop").stream(TOPIC, 0)
+    redis.Redis.from_url(valkey.url()).xadd(stream, {"content": b"{}"}, id="1-0")  # another program's doing
+    with world.worker() as consumer:
+        drain(consumer, lambda c: world.dead() == [None])
+    assert world.effects() == []
+
+
+def test_a_failed_handler_has_no_effect_leaves_its_error_and_is_tried_again(world: World) -> None:
+    failures = iter([ValueError("first"), ValueError("second")])
+
+    def sometimes(connection: Any, message: Message, work: Work) -> None:
+        do(connection, message, work)
+        for failure in failures:
+            raise failure
+
+    world.publish(ID)
+    with world.worker(sometimes) as consumer:
+        drain(consumer, lambda c: c.get("failed") == 1)
+        row = world.log()
+        assert (row["state"], row["last_error"], world.effects()) == ("FAILED", "ValueError: first", [])
+        assert world.pending() == 1
+        drain(consumer, lambda c: c.get("processed") == 1)
+    row = world.log()
+    assert (row["state"], row["attempts"], row["fence"], world.effects()) == ("CONSUMED", 3, 3, [ID])
+
+
+def test_a_handler_that_always_fails_ends_as_a_dead_letter_with_its_log(world: World) -> None:
+    def never(connection: Any, message: Message, work: Work) -> None:
+        raise ValueError(f"delivery {work.deliveries}")
+
+    world.publish(ID)
+    with world.worker(never) as consumer:
+        drain(consumer, lambda c: world.dead() == [ID])
+    assert (world.log()["state"], world.log()["attempts"]) == ("FAILED", DELIVERY_LIMIT)
+
+
+def test_a_handler_that_broke_its_transaction_and_hid_it_fails(world: World) -> None:
+    def hides(connection: Any, message: Message, work: Work) -> None:
+        do(connection, message, work)
+        try:
+            connection.cursor().execute("SELECT 1/0")
+        except Exception:  # noqa: BLE001 - as careless handlers do
+            return
+
+    world.publish(ID)
+    with world.worker(hides) as consumer:
+        drain(consumer, lambda c: "failed" in c)
+    assert (world.effects(), world.log()["state"]) == ([], "FAILED")
+
+
+def test_busy_is_never_acknowledged_and_spends_no_delivery(world: World) -> None:
+    connection = world.database.connect()
+    begun = guard.begin(
+        connection, GROUP, TOPIC, ID, payload_hash=guard.payload_hash(b"{}"), lease_seconds=30
+    )
+    connection.commit()
+    assert isinstance(begun, guard.Acquired)
+    world.publish(ID)
+    with world.worker() as consumer:
+        drain(consumer, lambda c: c.get("busy", 0) > DELIVERY_LIMIT + 2)
+        assert (world.pending(), world.dead()) == (1, [])
+        guard.give_back(connection, begun)
+        connection.commit()
+        drain(consumer, lambda c: "processed" in c)
+    connection.close()
+    assert (world.effects(), world.pending()) == ([ID], 0)
+
+
+def test_a_conflict_is_neither_applied_nor_acknowledged_but_ends_before_a_person(world: World) -> None:
+    world.publish(ID)
+    with world.worker() as consumer:
+        drain(consumer, lambda c: "processed" in c)
+        world.publish(ID, content=b"other")
+        drain(consumer, lambda c: world.dead() == [ID])
+    assert (world.effects(), world.log()["conflicts"]) == ([ID], DELIVERY_LIMIT)
+
+
+def test_an_older_version_is_acknowledged_and_a_parked_one_is_not(world: World) -> None:
+    world.publish("new", content=b"2", backstop_content_version="2")
+    world.publish("parked")
+    with world.worker() as consumer:
+        drain(consumer, lambda c: c.get("processed") == 2)
+        world.database.run("UPDATE consumer_log SET state = 'PARKED' WHERE message_id = 'parked'")
+        world.publish("new", content=b"1")
+        world.publish("parked")
+        drain(consumer, lambda c: c.get("superseded") == 1 and c.get("parked", 0) > DELIVERY_LIMIT)
+    assert (world.pending(), world.effects(), world.dead()) == (1, ["new", "parked"], [])
+
+
+def test_a_lost_lease_rolls_the_effect_back_and_acknowledges_nothing(world: World) -> None:
+    def robbed(connection: Any, message: Message, work: Work) -> None:
+        do(connection, message, work)
+        if work.fence == 1:  # another worker takes it over while this one is away
+            world.database.run("UPDATE consumer_log SET owner_token = gen_random_uuid(), fence = 2")
+
+    world.publish(ID)
+    with world.worker(robbed) as consumer:
+        counts = drain(consumer, lambda c: bool(c))
+        assert counts == {"lease_lost": 1}
+        assert (world.effects(), world.pending(), world.log()["state"]) == ([], 1, "CONSUMING")
+        world.database.run("UPDATE consumer_log SET lease_expires_at = clock_timestamp()")
+        drain(consumer, lambda c: "processed" in c)  # the broker delivers it again
+    assert (world.effects(), world.log()["fence"]) == ([ID], 3)
+
+
+def test_a_long_handler_keeps_its_lease(world: World) -> None:
+    lease = timedelta(seconds=0.6)
+    renewed = threading.Event()
+
+    def long(connection: Any, message: Message, work: Work) -> None:
+        do(connection, message, work)
+        first = world.log(message.message_id)["lease_expires_at"]
+        deadline = time.monotonic() + 10
+        while world.log(message.message_id)["lease_expires_at"] < first + 2 * lease:
+            assert time.monotonic() < deadline, "not renewed"
+        assert not work.lost.is_set()
+        renewed.set()
+
+    world.publish(ID, "waits-its-turn")
+    with world.worker(long, lease=lease) as consumer:
+        counts = drain(consumer, lambda c: sum(c.values()) >= 2)
+    assert renewed.is_set()
+    assert counts == {"processed": 2}
+    assert {r["fence"] for r in world.database.run("SELECT fence FROM consumer_log")} == {1}
+
+
+def test_a_handler_is_told_that_its_lease_is_lost(world: World) -> None:
+    def waits(connection: Any, message: Message, work: Work) -> None:
+        world.database.run("UPDATE consumer_log SET owner_token = gen_random_uuid()")
+        assert work.lost.wait(10)
+        do(connection, message, work)
+
+    world.publish(ID)
+    with world.worker(waits, lease=timedelta(seconds=0.3)) as consumer:
+        drain(consumer, lambda c: c == {"lease_lost": 1})
+    assert world.effects() == []
+
+
+def test_when_the_database_is_away_everything_is_handed_back_uncounted(world: World) -> None:
+    world.publish("a", "b", "c")
+    away = f"postgresql://nobody:x@127.0.0.1:{free_port()}/x"
+    with world.worker(connect=lambda: psycopg2.connect(away, connect_timeout=2)) as consumer:
+        given_back = Counts()
+        while given_back.get("given_back", 0) <= 3 * DELIVERY_LIMIT:
+            with pytest.raises(StoreUnavailable) as raised:
+                while True:
+                    consumer.run_once(given_back)
+    assert all((raised.value.what, raised.value.kept, raised.value.next_step))
+    assert (world.pending(), world.dead(), world.logs()) == (3, [], 0)
+    with world.worker() as consumer:
+        drain(consumer, lambda c: c.get("processed") == 3)
+    assert world.effects() == ["a", "b", "c"]
+
+
+def test_a_database_killed_in_the_handler_loses_nothing_and_doubles_nothing(
+    world: World, postgres: Postgres
+) -> None:
+    killed = threading.Event()
+
+    def kills(connection: Any, message: Message, work: Work) -> None:
+        do(connection, message, work)
+        if not killed.is_set():
+            killed.set()
+            postgres.kill()
+
+    world.publish("a", "b", "c")
+    with world.worker(kills, lease=timedelta(seconds=1)) as consumer:
+        with pytest.raises(StoreUnavailable):
+            drain(consumer, lambda c: False)
+        postgres.start()
+        assert (world.effects(), world.pending(), world.dead()) == ([], 3, [])
+        assert {r["state"] for r in world.database.run("SELECT state FROM consumer_log")} == {"CONSUMING"}
+        stop = threading.Event()
+        watcher = threading.Thread(target=lambda: _set_when(stop, lambda: world.effects() == ["a", "b", "c"]))
+        watcher.start()
+        consumer.run(stop)
+        watcher.join()
+    assert (world.effects(), world.dead()) == (["a", "b", "c"], [])
+    assert {r["last_error"] for r in world.database.run("SELECT last_error FROM consumer_log")} == {None}
+
+
+def _set_when(stop: threading.Event, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    stop.set()
+
+
+def test_a_stop_finishes_the_message_in_hand_and_gives_the_rest_back(world: World) -> None:
+    stop = threading.Event()
+
+    def stops(connection: Any, message: Message, work: Work) -> None:
+        do(connection, message, work)
+        stop.set()
+        assert work.stopping.is_set()
+
+    world.publish("a", "b", "c")
+    with world.worker(stops) as consumer:
+        counts = consumer.run(stop)
+    done = world.effects()
+    assert len(done) == 1
+    assert counts["processed"] == 1
+    assert world.pending() == 2
+    left = world.database.run("SELECT state, attempts FROM consumer_log WHERE state <> 'CONSUMED'")
+    assert all((row["state"], row["attempts"]) == ("EXPIRED", 0) for row in left)
+    with world.worker(name="w2") as other:
+        drain(other, lambda c: c.get("processed") == 2)
+    assert world.effects() == ["a", "b", "c"]
+
+
+def test_sigterm_ends_a_handler_that_takes_too_long_and_gives_its_message_back(world: World) -> None:
+    def endless(connection: Any, message: Message, work: Work) -> None:
+        do(connection, message, work)
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(60)
+
+    world.publish(ID)
+    before = signal.getsignal(signal.SIGTERM)
+    started = time.monotonic()
+    with world.worker(endless) as consumer:
+        counts = run_until_signal(consumer, stop_within=timedelta(seconds=0.3))
+    assert time.monotonic() - started < 20
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert counts["out_of_time"] == 1
+    assert (world.effects(), world.log()["state"], world.pending()) == ([], "EXPIRED", 1)
+    with world.worker(name="w2") as other:
+        drain(other, lambda c: "processed" in c)
+    assert world.effects() == [ID]
+
+
+def test_two_workers_share_the_work_and_do_each_message_once(world: World) -> None:
+    names = sorted(f"m{number:03}" for number in range(200))
+    world.publish(*names)
+    stop = threading.Event()
+    with world.worker(name="w1") as one, world.worker(name="w2") as two:
+        threads = [threading.Thread(target=w.run, args=(stop,)) for w in (one, two)]
+        for thread in threads:
+            thread.start()
+        _set_when(stop, lambda: len(world.effects()) >= len(names))
+        for thread in threads:
+            thread.join()
+    assert world.effects() == names
+    assert (world.pending(), world.dead()) == (0, [])
+
+
+def test_settings_that_make_no_sense_are_refused(world: World) -> None:
+    with pytest.raises(ConfigurationError), world.worker(batch=0):
+        pass
