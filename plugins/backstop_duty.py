@@ -8,10 +8,12 @@ tasks travel the run's id, its fencing token (which opens no door by itself) and
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from backstop.config.connections import Connections
     from backstop.config.settings import Settings
     from backstop.runs.run import Run
+
+log = logging.getLogger(__name__)
 
 Opened = dict[str, Any]
 """run_id, token, dry_run, due: what one task hands to the next."""
@@ -31,6 +35,24 @@ class Room:
     settings: Settings
     connections: Connections
     control: Any
+
+
+def told(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Puts the three parts of a BackstopError into the task's log, each on its own line, and lets it pass
+    on."""
+
+    @wraps(step)
+    def telling(*arguments: Any, **named: Any) -> Any:
+        from backstop.errors import BackstopError
+
+        try:
+            return step(*arguments, **named)
+        except BackstopError as error:
+            for part, text in (("what", error.what), ("kept", error.kept), ("next", error.next_step)):
+                log.error("backstop %s: %s", part, text)
+            raise
+
+    return telling
 
 
 @contextmanager
@@ -80,6 +102,7 @@ def going_on(opened: Mapping[str, Any]) -> Iterator[tuple[Room, Run]]:
             yield room, run
 
 
+@told
 def open_duty(
     duty: str, topic: str | None, dry_run: bool, count: Callable[[Room, Run], int]
 ) -> Opened | None:
@@ -161,18 +184,20 @@ def failed_tasks(context: Mapping[str, Any]) -> list[str]:
     return sorted(name for name, state in states.items() if str(state) in ("failed", "upstream_failed"))
 
 
+@told
 def promote(opened: Opened) -> dict[str, int]:
     """Applies what was judged and audited; returns its counts. A dry run promotes nothing."""
+    if opened["dry_run"]:
+        return {}
     from backstop.reconcile.anomalies import find_anomalies
     from backstop.reconcile.promote import promote as promote_run
 
-    if opened["dry_run"]:
-        return {}
     with going_on(opened) as (room, run):
         counts = promote_run(room.settings, room.connections, room.control, run)
         return dict(counts + find_anomalies(room.settings, room.connections, room.control, run))
 
 
+@told
 def audit(suite: str, opened: Opened) -> str:
     """Runs one suite of data checks over the run; returns its report. Raises AuditFailed when a check does
     not hold."""
@@ -184,6 +209,7 @@ def audit(suite: str, opened: Opened) -> str:
         return run_suite(suite, url, run.run_id, None, docs_folder(), repair_topics=repair).report
 
 
+@told
 def close(opened: Opened, failed: list[str]) -> dict[str, Any]:
     """Closes the run as done, incomplete (not everything answered) or failed (these tasks failed); returns
     its summary.
@@ -194,13 +220,14 @@ def close(opened: Opened, failed: list[str]) -> dict[str, Any]:
     from airflow.sdk.exceptions import AirflowFailException
 
     from backstop.errors import Unavailable
-    from backstop.reconcile.judge import require_all_reachable
     from backstop.runs.run import close_run, find
 
     with control_room() as room:
         run = find(room.control, int(opened["run_id"]), str(opened["token"]))
         missed: Unavailable | None = None
         if not failed and run.duty == "reconcile":
+            from backstop.reconcile.judge import require_all_reachable
+
             try:
                 require_all_reachable(room.control, run)
             except Unavailable as error:
@@ -212,6 +239,7 @@ def close(opened: Opened, failed: list[str]) -> dict[str, Any]:
         counts = counts_of(room.control, run, int(opened["due"]))
         close_run(room.control, run, state, counts, error=error_text)
     if missed:
+        log.error("backstop what: %s", missed.what)
         raise AirflowFailException(str(missed)) from missed
     return {"run_id": run.run_id, "state": state, **counts}
 

@@ -32,7 +32,8 @@ td, th { border: 1px solid #ccc; padding: .2em .6em; text-align: left; vertical-
 # and cookie.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline' https:; "
-    "img-src 'self' data:; font-src 'self' https: data:; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
+    "img-src 'self' data:; font-src 'self' https: data:; frame-ancestors 'self'; base-uri 'none'; "
+    "form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "private, no-store",

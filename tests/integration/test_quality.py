@@ -62,7 +62,8 @@ class Control:
             "staged_verdict",
             shard=other.get("shard", "shop_a"), message_id=message_id, consumer_group="billing",
             verdict=verdict, reason="passed_over", eligible=eligible, send_count=1,
-            next_look_at=other.get("next_look_at"), evidence=json.dumps(other.get("evidence", {"refusals": 0, "budget": 5})),
+            next_look_at=other.get("next_look_at"),
+            evidence=json.dumps(other.get("evidence", {"refusals": 0, "budget": 5})),
         )  # fmt: skip
         self.insert("staged_count", consumer_group="billing", verdict=verdict, deliveries=1,
                     eligible=int(eligible), newly=0)  # fmt: skip

@@ -1,0 +1,194 @@
+"""What the tasks do to a run in a real control database: opened, skipped, audited, closed as what it was."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+import backstop_duty as duty
+from backstop.errors import AuditFailed, RunLost, RunRefused, StoreUnavailable
+from backstop.local.postgres import Postgres
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTROL = files("backstop.schema").joinpath("control/0001_control.sql")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("pg")) as postgres:
+        yield postgres
+
+
+class Control:
+    """A control database that the settings point to."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = psycopg2.connect(url)
+        self.connection.autocommit = True
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(query, values)
+            return cursor.fetchall() if cursor.description else []
+
+    def run(self, run_id: int) -> tuple[Any, ...]:
+        """state, counts, error"""
+        return self.rows("SELECT state, counts, error FROM run WHERE run_id = %s", run_id)[0]
+
+    def stage(self, run_id: int, *, complete: bool = True) -> None:
+        self.rows("UPDATE run SET stage = 1 WHERE run_id = %s", run_id)
+        self.rows(
+            "INSERT INTO staged_count VALUES (%s, 1, 'orders', 'billing', 'CONFIRMED', 3, 0, 3)", run_id
+        )
+        self.rows(
+            "INSERT INTO staged_stub VALUES (%s, 1, 'shop_a', 'orders', 'm', 'pending', 'confirmed', 1, 3)",
+            run_id,
+        )
+        self.rows(
+            "INSERT INTO staged_read VALUES (%s, 1, 'shard shop_b', 0, %s, 'it is away')", run_id, complete
+        )
+
+    def request(self, topic: str, state: str = "open", *, due: str = "-1s", number: int = 2) -> None:
+        claimed = state == "claimed"
+        self.rows(
+            "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state,"
+            " not_before, claim_token, claim_deadline) VALUES ('shop_a', %s, %s, %s, 'LOST', 'reconcile', %s,"
+            " clock_timestamp() + %s::interval, %s, CASE WHEN %s THEN clock_timestamp() + %s::interval END)",
+            topic, str(uuid.uuid4()), number, state, due, str(uuid.uuid4()) if claimed else None, claimed, due,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def control(server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
+    name = f"control_{uuid.uuid4().hex[:12]}"
+    server.create_database(name)
+    url = server.admin_dsn(name)
+    settings = (ROOT / "backstop.yaml").read_text()
+    (tmp_path / "backstop.yaml").write_text(settings.replace("shipping], mode: repair}", "shipping]}", 1))
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "backstop.yaml"))
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
+    monkeypatch.setenv("BACKSTOP_DOCS_FOLDER", str(tmp_path / "docs"))
+    database = Control(url)
+    database.rows(CONTROL.read_text())
+    yield database
+    database.connection.close()
+
+
+def opened(due: int = 1, duty_name: str = "reconcile") -> dict[str, Any]:
+    run = duty.open_duty(duty_name, None, False, lambda room, run: due)
+    assert run is not None
+    return run
+
+
+def test_with_nothing_due_the_run_is_recorded_and_everything_else_is_skipped(control: Control) -> None:
+    assert duty.open_duty("reconcile", None, False, lambda room, run: 0) is None
+    assert control.rows("SELECT state, counts FROM run") == [("done", {"due": 0})]
+    assert control.rows("SELECT * FROM duty_lease") == []
+
+
+def test_what_travels_between_tasks_is_an_id_a_fencing_token_and_counts(control: Control) -> None:
+    run = opened(5)
+    assert set(run) == {"run_id", "token", "dry_run", "due"}
+    assert json.loads(json.dumps(run)) == run
+    assert run["token"] == control.rows("SELECT token::text FROM run")[0][0]
+
+
+def test_a_second_run_of_one_scope_is_refused(control: Control) -> None:
+    opened()
+    with pytest.raises(RunRefused):
+        opened()
+    assert len(control.rows("SELECT * FROM run")) == 1
+
+
+def test_a_store_that_is_away_at_the_start_leaves_an_incomplete_run_and_no_lease(control: Control) -> None:
+    def away(room: Any, run: Any) -> int:
+        raise StoreUnavailable("shop_b is away.", kept="Its stubs are.", next_step="Bring it back.")
+
+    with pytest.raises(StoreUnavailable):
+        duty.open_duty("reconcile", None, False, away)
+    ((state, error),) = control.rows("SELECT state, error FROM run")
+    assert state == "incomplete"
+    assert "shop_b is away" in error
+    assert control.rows("SELECT * FROM duty_lease") == []
+
+
+def test_a_run_is_closed_as_done_with_what_it_did(control: Control) -> None:
+    run = opened(3)
+    control.stage(run["run_id"])
+    assert duty.close(run, [])["state"] == "done"
+    state, counts, error = control.run(run["run_id"])
+    assert (state, error) == ("done", None)
+    assert counts == {"due": 3, "confirmed": 3}
+
+
+def test_a_run_that_could_not_read_everything_is_incomplete_and_ends_red(control: Control) -> None:
+    run = opened()
+    control.stage(run["run_id"], complete=False)
+    with pytest.raises(AirflowFailException, match="shard shop_b"):
+        duty.close(run, [])
+    assert control.run(run["run_id"])[0] == "incomplete"
+    assert control.rows("SELECT * FROM duty_lease") == []
+
+
+def test_a_run_with_a_failed_task_is_failed_and_names_it(control: Control) -> None:
+    run = opened()
+    assert duty.close(run, ["promote", "audit_requests"])["state"] == "failed"
+    state, _, error = control.run(run["run_id"])
+    assert state == "failed"
+    assert error == "failed tasks: audit_requests, promote"
+
+
+def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(control: Control, tmp_path: Path) -> None:
+    run = opened()
+    control.stage(run["run_id"])
+    assert (tmp_path / "docs" / duty.audit("verdicts", run)).is_file()
+    control.rows("UPDATE staged_count SET deliveries = 4")
+    with pytest.raises(AuditFailed):
+        duty.audit("verdicts", run)
+    assert control.rows("SELECT suite, passed FROM data_check") == [("verdicts", False)]
+
+
+def test_a_task_that_wakes_up_after_its_run_was_closed_does_nothing(control: Control) -> None:
+    run = opened()
+    duty.close(run, [])
+    for step in (lambda: duty.audit("verdicts", run), lambda: duty.promote(run), lambda: duty.close(run, [])):
+        with pytest.raises(RunLost):
+            step()
+    assert control.rows("SELECT * FROM data_check") == []
+
+
+def test_a_dry_run_promotes_nothing(control: Control) -> None:
+    run = duty.open_duty("reconcile", None, True, lambda room, run: 1)
+    assert run is not None
+    control.stage(run["run_id"])
+    assert duty.promote(run) == {}
+    assert control.rows("SELECT * FROM verdict_count") == []
+
+
+def test_resend_counts_what_may_go_now(control: Control) -> None:
+    """`orders` is in mode observe here, `payments` and `refunds` in repair."""
+    due = lambda: duty.open_duty("resend", None, False, duty.resend_due)  # noqa: E731
+    control.request("orders")
+    control.request("payments", due="1h")
+    control.request("payments", "claimed", due="1h")
+    control.request("payments", "sent")
+    assert due() is None
+    assert not duty.anything_to_send({})
+    control.request("payments")
+    control.request("refunds", "claimed", due="-1s")
+    assert duty.anything_to_send({})
+    control.rows("INSERT INTO pause (topic, paused_by, why) VALUES ('payments', 'me', 'test')")
+    run = due()
+    assert run is not None
+    assert run["due"] == 1
+    duty.close(run, [])
+    control.rows("INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'me', 'test')")
+    assert due() is None

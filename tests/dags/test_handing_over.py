@@ -1,0 +1,220 @@
+"""How a task hands its connections to Spark, and what it tells when it fails: no secret on the way, none left
+behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import stat
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from psycopg2.extensions import parse_dsn
+
+import backstop_duty
+import backstop_notify
+import backstop_spark
+from backstop.config.connections import Connections
+from backstop.errors import ConfigurationError
+
+ROOT = Path(__file__).resolve().parents[2]
+IDS = (
+    "backstop_control", "backstop_producer_a", "backstop_producer_b", "backstop_consumer_billing",
+    "backstop_consumer_shipping",
+)  # fmt: skip
+SECRET = "s3cr3t-4f7a@:/%'\" é"
+OPENED = {"run_id": 7, "token": "token-7", "dry_run": False, "due": 1}
+LOCAL = {"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}
+
+# Stands where Spark's own spark-submit would: keeps what it was given, and what lay in the file it was
+# pointed to.
+SUBMIT = """#!{python}
+import json, os, pathlib, stat, sys
+secrets = pathlib.Path(os.environ["BACKSTOP_SECRETS_FILE"])
+argv = sys.argv[1:]
+packed = argv[argv.index("--py-files") + 1] if "--py-files" in argv else None
+pathlib.Path({report!r}).write_text(json.dumps({{
+    "argv": argv, "file": str(secrets), "mode": stat.S_IMODE(secrets.stat().st_mode),
+    "folder_mode": stat.S_IMODE(secrets.parent.stat().st_mode), "urls": json.loads(secrets.read_text()),
+    "environment": dict(os.environ), "packed": packed and pathlib.Path(packed).read_bytes().hex(),
+}}))
+print("driver says hello")
+sys.exit({code})
+"""
+
+
+@pytest.fixture
+def airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Airflow's connections in its environment; returns where the stand-in's report will lie."""
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(ROOT / "backstop.yaml"))
+    monkeypatch.setenv("BACKSTOP_JDBC_JAR", "/somewhere/postgresql.jar")
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(LOCAL))
+    for number, name in enumerate(IDS):
+        connection = {"conn_type": "postgres", "host": "db", "port": 5432, "schema": "d",
+                      "login": f"u{number}", "password": SECRET, "extra": {"sslmode": "require"}}  # fmt: skip
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
+    broker = {"conn_type": "redis", "host": "broker", "port": 6379, "password": SECRET, "extra": {"db": 3}}
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_BROKER", json.dumps(broker))
+    return tmp_path / "report.json"
+
+
+def submit(airflow: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0) -> dict[str, Any]:
+    """What the stand-in saw when the operator ran for OPENED."""
+    programs = airflow.parent / "bin"
+    programs.mkdir()
+    script = programs / "spark-submit"
+    python = backstop_spark.sys.executable
+    script.write_text(SUBMIT.format(python=python, report=str(airflow), code=code))
+    script.chmod(0o755)
+    monkeypatch.setattr(backstop_spark, "sys", SimpleNamespace(executable=str(programs / "python")))
+    backstop_spark.SparkDutyOperator(task_id="judge", duty="reconcile", opened=OPENED).execute({})
+    return json.loads(airflow.read_text())
+
+
+def test_connections_go_by_a_private_file_that_is_gone_afterwards(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = submit(airflow, monkeypatch)
+    assert seen["mode"] == stat.S_IRUSR | stat.S_IWUSR
+    assert seen["folder_mode"] == stat.S_IRWXU
+    assert set(seen["urls"]) == {*IDS, "backstop_broker"}
+    assert not Path(seen["file"]).exists()
+    assert not Path(seen["file"]).parent.exists()
+
+
+def test_the_command_line_carries_the_run_and_its_token_only(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    seen = submit(airflow, monkeypatch)
+    assert seen["argv"][-5:] == [
+        str(ROOT / "spark_jobs" / "reconcile.py"), "--run-id", "7", "--token", "token-7",
+    ]  # fmt: skip
+    assert seen["argv"][seen["argv"].index("--jars") + 1] == "/somewhere/postgresql.jar"
+    assert "spark.speculation=false" in seen["argv"]
+    given = [*seen["argv"], caplog.text]
+    assert not [text for text in given if "s3cr3t-4f7a" in text]
+    assert str(ROOT / "include") in seen["environment"]["PYTHONPATH"].split(":")
+
+
+def test_the_file_is_gone_after_a_failed_job_too(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Exception, match="spark-submit"):
+        submit(airflow, monkeypatch, code=3)
+    assert not Path(json.loads(airflow.read_text())["file"]).parent.exists()
+
+
+def test_executors_elsewhere_get_our_code(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({**LOCAL, "host": "spark://cluster:7077"}))
+    seen = submit(airflow, monkeypatch)
+    packed = airflow.parent / "packed.zip"
+    packed.write_bytes(bytes.fromhex(seen["packed"]))
+    with zipfile.ZipFile(packed) as archive:
+        assert {"backstop/records.py", "backstop/verdicts/verdict.sql"} <= set(archive.namelist())
+
+
+@pytest.mark.parametrize(
+    ("connection", "what"),
+    [
+        (None, "no connection spark_default"),
+        ("spark://local[2]", "names no Spark master|no connection"),
+        (json.dumps({**LOCAL, "host": ""}), "names no Spark master"),
+        (
+            json.dumps({**LOCAL, "host": "spark://c:7077", "extra": {"deploy-mode": "cluster"}}),
+            "deploy mode cluster",
+        ),
+    ],
+)
+def test_a_master_that_nobody_meant_is_refused_before_anything_starts(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch, connection: str | None, what: str
+) -> None:
+    if connection is None:
+        monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
+    else:
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection)
+    with pytest.raises(ConfigurationError, match=what):
+        submit(airflow, monkeypatch)
+    assert not airflow.exists()
+
+
+def test_airflows_connections_become_urls_that_the_drivers_understand(airflow: Path) -> None:
+    connections = Connections(resolver=backstop_duty.url_from_airflow)
+    read = parse_dsn(connections.url("backstop_producer_a"))
+    assert read == {"user": "u1", "password": SECRET, "host": "db", "port": "5432", "dbname": "d",
+                    "sslmode": "require"}  # fmt: skip
+    assert connections.url("backstop_broker").endswith("@broker:6379/3")
+    assert backstop_duty.url_from_airflow("nobody_knows_this") is None
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[Any]]]:
+    taken: list[Any] = []
+
+    class Taker(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            taken.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Taker)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/hook/s3cr3t-4f7a", taken
+    server.shutdown()
+    server.server_close()
+
+
+def failure() -> dict[str, Any]:
+    """What Airflow gives to a failure callback, with an error that quotes a secret."""
+    return {
+        "dag": SimpleNamespace(dag_id="reconcile"), "run_id": "manual__1",
+        "ti": SimpleNamespace(task_id="judge"),
+        "exception": RuntimeError("could not log in with s3cr3t-4f7a"), "reason": "s3cr3t-4f7a",
+    }  # fmt: skip
+
+
+def test_a_failure_is_told_in_one_line_and_at_the_webhook(
+    webhook: tuple[str, list[Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url, taken = webhook
+    settings = tmp_path / "backstop.yaml"
+    settings.write_text((ROOT / "backstop.yaml").read_text() + "\nnotify: {url: 'env:HOOK'}\n")
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(settings))
+    monkeypatch.setenv("HOOK", url)
+    backstop_notify.tell_failure(failure())
+    (notice,) = taken
+    assert (notice["duty"], notice["run"], notice["task"]) == ("reconcile", "manual__1", "judge")
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "reconcile failed in run manual__1, task judge" in line
+    assert "next:" in line
+    assert "s3cr3t-4f7a" not in caplog.text + json.dumps(taken)
+
+
+def test_a_webhook_that_is_away_neither_fails_nor_tells_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = tmp_path / "backstop.yaml"
+    settings.write_text((ROOT / "backstop.yaml").read_text() + "\nnotify: {url: 'env:HOOK'}\n")
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(settings))
+    monkeypatch.setenv("HOOK", "http://127.0.0.1:1/hook/s3cr3t-4f7a")
+    backstop_notify.tell_failure(failure())
+    assert "could not be delivered" in caplog.text
+    assert "s3cr3t-4f7a" not in caplog.text
+
+
+def test_without_settings_the_line_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BACKSTOP_CONFIG", "/nowhere/backstop.yaml")
+    backstop_notify.tell_failure(failure())
+    assert "reconcile failed in run manual__1" in caplog.text
