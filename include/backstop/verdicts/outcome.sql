@@ -18,6 +18,8 @@ decided AS (
         greatest(s.created_at, s.deliver_at, s.attempted_at) + t.overdue_horizon AS no_taker_at,
         CASE
             WHEN s.status IN ('confirmed', 'voided') THEN s.status
+            -- Only a log or a person moves an exhausted stub on, also when no group owes it any more.
+            WHEN o.deliveries IS NULL AND s.status = 'exhausted' THEN 'exhausted'
             WHEN o.deliveries IS NULL AND i.as_of
                 >= greatest(s.created_at, s.deliver_at, s.attempted_at) + t.overdue_horizon THEN 'no_taker'
             WHEN o.deliveries IS NULL THEN 'pending'

@@ -55,7 +55,9 @@ trusting AS (
     SELECT c.*,
         q.settled_offset, q.first_offset, q.next_offset, q.previous_next_offset, q.previous_read_at, q.rate,
         coalesce(c.acknowledged AND c.queue_offset IS NOT NULL AND c.queue_epoch = q.epoch, false) AS trusted,
-        coalesce(c.acknowledged AND c.queue_epoch <> q.epoch AND NOT q.epoch_accepted, false) AS of_older_epoch,
+        -- Good only when known: a queue that is not there any more, or an acceptance that we cannot read, proves nothing.
+        c.acknowledged AND c.queue_epoch IS NOT NULL
+            AND NOT coalesce(c.queue_epoch = q.epoch OR q.epoch_accepted, false) AS of_older_epoch,
         greatest(c.started_at, c.deliver_at) + p.max_send_duration AS stored_by,
         g.passed_until, i.as_of
     FROM addressed c
@@ -92,8 +94,10 @@ seen AS (
         bool_or(CASE WHEN trusted THEN settled_offset IS NULL ELSE passed_until IS NULL END) AS progress_unknown,
         bool_or(place = 'expired') AS expired,
         bool_or(place = 'truncated') AS truncated,
-        max(CASE WHEN place = 'ahead' AND rate > 0
-            THEN CAST(1000000 * (queue_offset - settled_offset) / rate AS bigint) END) AS wait_estimate,
+        -- Only within the queue's present epoch. Divided first, rounded down and bounded before the cast: the engines round
+        -- differently, and a slow rate over a long queue would overflow and end the run.
+        max(CASE WHEN place = 'ahead' AND trusted AND rate > 0
+            THEN CAST(floor(least((queue_offset - settled_offset) / rate * 1000000, 1e15)) AS bigint) END) AS wait_estimate,
         max(queue_offset) AS copy_offset,
         max(settled_offset) AS settled_offset,
         max(passed_until) AS passed_until
@@ -118,13 +122,14 @@ facts AS (
         coalesce(d.log_found, false) AND coalesce(d.log_state NOT IN ('CONSUMED', 'FAILED', 'EXPIRED', 'PARKED'), true)
             AS leased,
         CASE
-            WHEN NOT coalesce(d.log_answered, false) THEN 'logs_unread'
+            WHEN NOT coalesce(d.log_answered, false) OR d.log_found IS NULL THEN 'logs_unread'
             WHEN d.log_found AND NOT coalesce(d.log_valid, false) THEN 'log_invalid'
             WHEN NOT coalesce(s.clock_good AND g.clock_good, false) THEN 'clock_skew'
             WHEN NOT coalesce(d.created_at >= g.log_floor, false) THEN 'log_purged'
-            WHEN coalesce(c.of_older_epoch, false) THEN 'new_epoch'
             WHEN NOT coalesce(s.attempts_read, false) THEN 'attempts_unread'
             WHEN NOT coalesce(g.offsets_read AND g.retry_read, false) THEN 'offsets_unread'
+            -- After the offsets: without them no epoch is known, and nobody should be asked about a new one.
+            WHEN coalesce(c.of_older_epoch, false) THEN 'new_epoch'
             WHEN NOT coalesce(g.dead_letters_read, false) THEN 'dlq_not_read'
             WHEN coalesce(c.progress_unknown, false) THEN 'progress_unknown'
         END AS missing
