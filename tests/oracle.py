@@ -1,11 +1,16 @@
 """The verdict rule in plain Python, written from the specification alone, as the judge of the portable SQL.
 
-It takes the same rows (dicts with the columns of `backstop.verdicts.frames`) and is slow on purpose: one delivery at a
-time, three truth values where the specification says "known" (None: it cannot be told).
+It takes the same rows (dicts with the columns of `backstop.verdicts.frames`) and is slow on purpose: one
+delivery at a time, three truth values where the specification says "known" (None: it cannot be told).
+
+Names of reasons and kinds of cases, which the specification leaves free, and what it leaves open were taken
+from the SQL later; each such place says so ("open:").
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,11 +79,12 @@ class Fate:
     """Why it is past: passed, expired_in_broker or truncated."""
 
 
-# ---------------------------------------------------------------------------------------------- owed deliveries
+# ---- owed deliveries
 
 
 def owed(tables: Tables) -> list[tuple[int, str]]:
-    """(stub_id, group) of each delivery: subscribed, filter takes it, created while active, not below the start."""
+    """(stub_id, group) of each delivery: subscribed, the filter takes it, created while active, not below the
+    start."""
     found = []
     for stub in tables["stub"]:
         for policy in tables["policy"]:
@@ -98,14 +104,14 @@ def _owes(stub: Row, policy: Row, tables: Tables) -> bool:
         return False
     for start in tables["start_offset"]:
         here = (start["topic"], start["consumer_group"]) == where
-        if here and stub["queue_id"] == start["queue_id"] and stub["queue_epoch"] == start["epoch"]:
-            # Offsets are never compared across epochs; without an offset, created_at has decided.
-            if stub["queue_offset"] is not None and stub["queue_offset"] < start["start_offset"]:
-                return False
+        here = here and stub["queue_id"] == start["queue_id"] and stub["queue_epoch"] == start["epoch"]
+        # Offsets are never compared across epochs; without an offset, created_at has decided.
+        if here and less(stub["queue_offset"], start["start_offset"]) is True:
+            return False
     return True
 
 
-# ---------------------------------------------------------------------------------------------- copies
+# ---- copies
 
 
 def copies(delivery: Row, attempts: Iterable[Row]) -> list[Copy]:
@@ -116,14 +122,19 @@ def copies(delivery: Row, attempts: Iterable[Row]) -> list[Copy]:
         return []
     if stub["send_count"] == 1:
         if stub["sent_at"] is not None:
-            return [Copy(True, stub["attempted_at"], stub["sent_at"], stub["attempt_deadline"], stub["queue_id"],
-                         stub["queue_offset"], stub["queue_epoch"])]  # fmt: skip
+            # open: without attempted_at the acknowledgement bounds it, from above.
+            started = stub["sent_at"] if stub["attempted_at"] is None else stub["attempted_at"]
+            return [Copy(
+                True, started, stub["sent_at"], stub["attempt_deadline"],
+                stub["queue_id"], stub["queue_offset"], stub["queue_epoch"],
+            )]  # fmt: skip
         return [] if stub["refusals"] >= 1 else [under_way]
     found = []
     for number in range(1, stub["send_count"] + 1):
         rows = [a for a in attempts if a["send_number"] == number]
         if not rows:
-            # Handed out, no row: under way, to whom is not known. The stub's times are the newest send's: never too early.
+            # Handed out, no row: under way, to whom is not known. The stub's times are the newest send's:
+            # never too early for an older one.
             found.append(under_way)
         for row in rows:
             if row["consumer_group"] in (None, group) and row["outcome"] != "refused":
@@ -143,10 +154,12 @@ def fate(copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[int
         copy.acknowledged and queue is not None and copy.offset is not None and copy.epoch is not None
         and copy.epoch == queue["epoch"]
     )  # fmt: skip
-    # Known to be of the present epoch, or of an older one that a person has accepted; without an epoch it is of none.
-    epoch_good = copy.epoch is None or (
-        queue is not None and (copy.epoch == queue["epoch"] or queue["epoch_accepted"] is True)
-    )
+    # Known to be of the present epoch, or of an older one that a person has accepted. Only an acknowledgement
+    # tells an epoch; open: an acknowledged copy without one goes by time.
+    epoch_good = (
+        not copy.acknowledged or copy.epoch is None
+        or (queue is not None and (copy.epoch == queue["epoch"] or queue["epoch_accepted"] is True))
+    )  # fmt: skip
     if trusted:
         assert queue is not None
         passed = less(copy.offset, queue["settled_offset"])
@@ -155,27 +168,53 @@ def fate(copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[int
             at_least(copy.offset, queue["next_offset"]), at_least(copy.offset, queue["previous_next_offset"]),
             less(copy.finished_at, queue["previous_read_at"]),
         ) is True  # fmt: skip
-        how = "passed" if passed else "expired_in_broker" if expired else "truncated"
-        return Fate(True, either(passed, expired, truncated), queue["settled_offset"] is not None, epoch_good, how)
+        how = "passed_over" if passed else "expired_in_broker" if expired else "truncated"
+        past = either(passed, expired, truncated)
+        return Fate(True, past, queue["settled_offset"] is not None, epoch_good, how)
     stored_by = None
     if copy.attempted_at is not None:
         stored_by = plus(latest(copy.attempted_at, delivery["deliver_at"]), policy["max_send_duration"])
     over = copy.deadline is None or as_of >= copy.deadline
     past = both(less(stored_by, group["passed_until"]), over)
-    return Fate(False, past, group["passed_until"] is not None, epoch_good, "passed")
+    if group["passed_until"] is None or stored_by is None or not epoch_good:
+        # "Known and not past is ahead": without both instants nothing is known, under way or not; and only
+        # once its epoch is accepted does a copy follow the time rule.
+        past = None
+    return Fate(False, past, group["passed_until"] is not None, epoch_good, "passed_over")
 
 
-# ---------------------------------------------------------------------------------------------- the rule
+# ---- the rule
 
 _NOTHING: dict[str, Any] = dict.fromkeys(
-    ("passed_until", "log_floor", "clock_good", "offsets_read", "retry_read", "dead_letters_read", "attempts_read")
+    (
+        "passed_until", "log_floor", "clock_good", "offsets_read", "retry_read", "dead_letters_read",
+        "attempts_read",
+    )
 )
 
 
 def judge(tables: Tables) -> list[dict[str, Any]]:
-    """One answer for each delivery: stub_id, consumer_group, verdict, reason, eligible, case_kind, next_look_at."""
+    """One answer for each delivery: stub_id, consumer_group, verdict, reason, eligible, case_kind,
+    next_look_at, missing."""
     as_of = tables["instant"][0]["as_of"]
-    return [_Judgement(delivery, tables, as_of).answer() for delivery in tables["delivery"]]
+    index = {
+        name: _by(rows, "shard" if name == "shard_state" else "topic") for name, rows in tables.items()
+    }  # fmt: skip
+    return [
+        _Judgement(
+            delivery,
+            {name: index[name][delivery["shard" if name == "shard_state" else "topic"]] for name in index},
+            as_of,
+        ).answer()
+        for delivery in tables["delivery"]
+    ]
+
+
+def _by(rows: Iterable[Row], column: str) -> dict[Any, list[Row]]:
+    found: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row.get(column)].append(row)
+    return found
 
 
 class _Judgement:
@@ -192,7 +231,7 @@ class _Judgement:
         self.s, self.as_of = delivery, as_of
         self.policy = of_group("policy")[0]
         self.group = next(iter(of_group("group_state")), _NOTHING)
-        self.shard = next((r for r in tables["shard_state"] if r["shard"] == delivery["shard"]), _NOTHING)
+        self.shard = next(iter(tables["shard_state"]), _NOTHING)
         self.queues = {row["queue_id"]: row for row in of_group("progress")}
         self.discarded = any(row["consumer_group"] == where[1] for row in of_key("decision"))
         self.dead = any(row["consumer_group"] in (None, where[1]) for row in of_key("dead_letter"))
@@ -206,7 +245,9 @@ class _Judgement:
 
     def lease_until(self) -> int | None:
         """When the lease is over for certain; null where there is none, or where it has no end."""
-        return plus(self.s["lease_expires_at"], self.policy["max_clock_skew"]) if self.may_have_lease() else None
+        if not self.may_have_lease():
+            return None
+        return plus(self.s["lease_expires_at"], self.policy["max_clock_skew"])
 
     def may_have_lease(self) -> bool:
         return self.l and self.s["log_state"] not in NO_LEASE
@@ -215,15 +256,17 @@ class _Judgement:
         return plus(self.s["log_updated_at"], self.policy["consume_timeout"]) if self.l else None
 
     def in_progress(self) -> bool:
-        alive = self.may_have_lease() and (self.lease_until() is None or self.lease_until() > self.as_of)  # type: ignore[operator]
-        return alive or less(self.as_of, self.touched_until()) is True
+        return self.lease_alive() or less(self.as_of, self.touched_until()) is True
+
+    def lease_alive(self) -> bool:
+        return self.may_have_lease() and less(self.as_of, self.lease_until()) is not False
 
     def waits_until(self) -> int | None:
         """The instant before which it is too early to look, or null."""
         instants = []
         if not self.l:
             instants.append(self.s["next_check_at"])
-        if not self.l and not self.acknowledged:
+        if not self.acknowledged:  # also beside a log: the row's second half does not ask for "no log"
             seen = self.as_of if self.s["first_seen_at"] is None else self.s["first_seen_at"]
             instants.append(seen + self.policy["first_check"])
         return latest(*(i for i in instants if self.as_of < i))
@@ -232,16 +275,15 @@ class _Judgement:
         """What is not known to be good, in the specification's order."""
         s, group, shard = self.s, self.group, self.shard
         good = {
-            "log_invalid": s["log_found"] is False or s["log_valid"] is True,
-            "log_not_answered": s["log_answered"] is True,
-            "clock": group["clock_good"] is True and shard["clock_good"] is True,
+            "logs_unread": s["log_answered"] is True and s["log_found"] is not None,
+            "log_invalid": s["log_found"] is not True or s["log_valid"] is True,
+            "clock_skew": group["clock_good"] is True and shard["clock_good"] is True,
             "log_purged": at_least(s["created_at"], group["log_floor"]) is True,
+            "attempts_unread": shard["attempts_read"] is True,
+            "offsets_unread": group["offsets_read"] is True and group["retry_read"] is True,
             "new_epoch": all(f.epoch_good for f in self.fates),
-            "attempts_not_read": shard["attempts_read"] is True,
-            "offsets_not_read": group["offsets_read"] is True,
-            "retry_not_read": group["retry_read"] is True,
             "dlq_not_read": group["dead_letters_read"] is True,
-            "progress_not_known": all(f.progress_known for f in self.fates),
+            "progress_unknown": all(f.progress_known for f in self.fates),
         }
         return [name for name, is_good in good.items() if not is_good]
 
@@ -277,11 +319,11 @@ class _Judgement:
         s, policy = self.s, self.policy
         budget = policy["max_sends"] if s["max_sends"] is None else s["max_sends"]
         if s["status"] == "exhausted":
-            return "already_exhausted"
+            return "given_up"
         if s["send_count"] - s["refusals"] >= budget:
             return "sends_used"
         if s["refusals"] >= policy["max_refusals"]:
-            return "refusals_used"
+            return "refused"
         if self.as_of >= s["created_at"] + policy["replay_horizon"]:
             return "too_old"
         return None
@@ -290,73 +332,124 @@ class _Judgement:
         return plus(self.s["log_updated_at"], self.policy["redelivery_horizon"])
 
     def answer(self) -> dict[str, Any]:
-        verdict = self.verdict()
+        matched = verdict = self.verdict()
         eligible = verdict in ("LOST", "UNSENT")
-        by_hand = False
         if verdict == "STALLED" and at_least(self.as_of, self.may_be_stalled_until()) is True:
-            by_hand = self.policy["duplicates"] == "no"
-            eligible = not by_hand
-        reason = self.reason(verdict)
+            eligible = self.policy["duplicates"] != "no"
+        repairable = eligible
+        reason = self.reason(verdict, eligible)
         if eligible and (why := self.used_up()) is not None:
             verdict, reason, eligible = "EXHAUSTED", why, False
         return {
             "stub_id": self.s["stub_id"], "consumer_group": self.s["consumer_group"], "verdict": verdict,
-            "reason": reason, "eligible": eligible, "case_kind": self.case_kind(verdict, by_hand),
-            "next_look_at": None if eligible else self.next_look_at(verdict),
+            "reason": reason, "eligible": eligible, "case_kind": self.case_kind(verdict, reason),
+            "next_look_at": None if repairable else self.next_look_at(matched),
+            "missing": next(iter(self.missing()), None),
         }  # fmt: skip
 
-    def reason(self, verdict: str) -> str:
+    def reason(self, verdict: str, eligible: bool) -> str:
+        """Why this verdict; the words are the SQL's, the distinctions the specification's."""
+        s = self.s
         if verdict == "UNKNOWN":
-            return (self.missing() or ["not_decidable"])[0]
+            return (self.missing() or ["undecidable"])[0]
+        if verdict == "IN_PROGRESS" and self.lease_alive():
+            return "leased" if self.lease_until() is not None else "lease_without_expiry"
         if verdict == "LOST":
-            hows = {f.how for c, f in zip(self.copies, self.fates, strict=True) if c.acknowledged}
-            return next(how for how in ("passed", "truncated", "expired_in_broker") if how in hows)
-        return verdict.lower()
+            hows = {f.how for f in self.fates}
+            return next(how for how in ("expired_in_broker", "truncated", "passed_over") if how in hows)
+        if verdict == "UNSENT":
+            return "not_stored" if self.copies else "never_sent" if s["send_count"] == 0 else "refused"
+        if verdict == "STALLED":
+            if eligible:
+                return "not_finished"
+            return "no_duplicates_allowed" if self.policy["duplicates"] == "no" else "redelivery_possible"
+        return {
+            "VOIDED": "stub_voided" if s["status"] == "voided" else "discarded",
+            "CONFIRMED": "consumed" if self.l else "stub_confirmed",
+            "DEAD_LETTERED": "dead_letter",
+            "PARKED": "ordering_key",
+            "IN_PROGRESS": "touched_lately",
+            "WAITING": "not_due" if not self.l and self.as_of < s["next_check_at"] else "first_check",
+            "BACKLOGGED": "to_be_redelivered" if self.l else "ahead_of_group",
+        }[verdict]
 
     # -- nothing waits for ever
 
-    def case_kind(self, verdict: str, by_hand: bool) -> str | None:
-        def older(horizon: str) -> bool:
-            return at_least(self.as_of, plus(self.base, self.policy[horizon])) is True
+    def horizon(self, name: str) -> int | None:
+        return plus(self.base, self.policy[name])
+
+    def case_kind(self, verdict: str, reason: str) -> str | None:
+        """open: the kind when several apply; a new epoch asks at once; STALLED asks when it would be sent."""
+
+        def beyond(name: str) -> bool:
+            return at_least(self.as_of, self.horizon(name)) is True
 
         if verdict in SETTLED:
             return None
         if verdict == "EXHAUSTED":
             return "exhausted"
-        if by_hand:
+        if reason == "new_epoch":
+            return "new_epoch"
+        stalled_until = self.may_be_stalled_until()
+        if reason == "no_duplicates_allowed" and at_least(self.as_of, stalled_until) is True:
             return "stalled"
-        if verdict == "BACKLOGGED" and older("backlog_horizon"):
+        if beyond("overdue_horizon"):
+            return "overdue"
+        if verdict == "BACKLOGGED" and beyond("backlog_horizon"):
             return "backlog"
-        if verdict == "UNKNOWN" and older("unknown_horizon"):
-            return "new_epoch" if "new_epoch" in self.missing() else "unknown"
-        return "overdue" if older("overdue_horizon") else None
+        return "unknown" if verdict == "UNKNOWN" and beyond("unknown_horizon") else None
 
     def next_look_at(self, verdict: str) -> int | None:
-        soon = self.as_of + self.policy["recheck"]
+        """When it may have changed, but never after the next instant at which it becomes a case."""
         if verdict in SETTLED:
             return None
+        horizons = [self.horizon("overdue_horizon")]
+        if verdict == "BACKLOGGED":
+            horizons.append(self.horizon("backlog_horizon"))
+        if verdict == "UNKNOWN":
+            horizons.append(self.horizon("unknown_horizon"))
+        ahead = [h for h in horizons if h is not None and h > self.as_of]
+        return min([self.planned_look(verdict), *ahead])
+
+    def planned_look(self, verdict: str) -> int:
+        """open: the rule has no instant for several verdicts; `recheck` stands in."""
+        soon: int = self.as_of + self.policy["recheck"]
         if verdict == "IN_PROGRESS":
             endless = self.may_have_lease() and self.lease_until() is None
-            then = latest(self.lease_until(), self.touched_until())
-            return soon if endless or then is None else then
+            return latest(soon if endless else None, self.lease_until(), self.touched_until()) or soon
         if verdict == "WAITING":
-            return self.waits_until()
+            return self.waits_until() or soon
+        if verdict == "BACKLOGGED":
+            wait: int = max(self.policy["recheck"], min(self.lag(), self.policy["queue_delay_cap"]))
+            return self.as_of + wait
         if verdict == "STALLED":
             until = self.may_be_stalled_until()
             return until if until is not None and until > self.as_of else soon
         return soon
 
+    def lag(self) -> int:
+        """How long the group needs to come to the farthest copy ahead, at its rate."""
+        estimates: list[int] = []
+        for copy, where in zip(self.copies, self.fates, strict=True):
+            if where.trusted and where.past is False:
+                queue = self.queues[copy.queue_id]
+                rate = queue["rate"]
+                if rate is not None and rate > 0:
+                    # Whole microseconds, rounded down.
+                    estimates.append(math.floor((copy.offset - queue["settled_offset"]) / rate * 1_000_000))
+        return max(estimates, default=self.policy["recheck"])
 
-# ---------------------------------------------------------------------------------------------- a stub over its deliveries
+
+# ---- a stub over its deliveries
 
 
 def outcome(tables: Tables) -> list[dict[str, Any]]:
     """One answer for each stub: stub_id, old_status, new_status, deliveries, next_look_at."""
     as_of = tables["instant"][0]["as_of"]
     horizons = {row["topic"]: row["overdue_horizon"] for row in tables["no_taker"]}
+    judged = _by(tables["judged"], "stub_id")
     return [
-        _outcome(stub, [j for j in tables["judged"] if j["stub_id"] == stub["stub_id"]], horizons.get(stub["topic"]), as_of)
-        for stub in tables["stub"]
+        _outcome(stub, judged[stub["stub_id"]], horizons[stub["topic"]], as_of) for stub in tables["stub"]
     ]
 
 
@@ -366,13 +459,15 @@ def _outcome(stub: Row, judged: Sequence[Row], horizon: int | None, as_of: int) 
     base = latest(stub["created_at"], stub["deliver_at"], stub["attempted_at"])
     overdue = None if horizon is None else plus(base, horizon)
     new = old
-    if old in ("pending", "exhausted"):
-        if judged and verdicts <= SETTLED:
+    if old not in ("confirmed", "voided"):
+        if not judged and old != "exhausted":
+            new = "no_taker" if at_least(as_of, overdue) is True else "pending"
+        elif judged and verdicts <= SETTLED:
             new = "confirmed"
-        elif old == "pending" and judged and verdicts <= {*SETTLED, "EXHAUSTED"}:
+        elif judged and verdicts <= {*SETTLED, "EXHAUSTED"}:
             new = "exhausted"
-        elif old == "pending" and not judged and at_least(as_of, overdue) is True:
-            new = "no_taker"
+        elif old != "exhausted":  # only a person moves it back, by raising max_sends
+            new = "pending"  # open: also a no_taker that is owed after all
     look = None
     if new == "pending":
         if not judged:
@@ -380,5 +475,6 @@ def _outcome(stub: Row, judged: Sequence[Row], horizon: int | None, as_of: int) 
         elif not any(j["eligible"] for j in judged):
             look = min((j["next_look_at"] for j in judged if j["next_look_at"] is not None), default=None)
     return {
-        "stub_id": stub["stub_id"], "old_status": old, "new_status": new, "deliveries": len(judged), "next_look_at": look,
+        "stub_id": stub["stub_id"], "old_status": old, "new_status": new, "deliveries": len(judged),
+        "next_look_at": look,
     }  # fmt: skip

@@ -1,0 +1,207 @@
+"""The verdict rule: one answer from PostgreSQL, Spark, a table written by hand and the oracle."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from tests import oracle
+from tests.contract import engines, random_deliveries, truth_table
+from tests.contract.truth_table import CASES, NOW
+
+from backstop.records import Verdict
+from backstop.verdicts import frames
+
+ENGINES = ("postgresql", "spark")
+ANSWERED = ("verdict", "reason", "eligible", "case_kind", "next_look_at", "missing")
+SEED, TOPICS, STUBS_EACH = 20_260, 230, 12
+RANDOM_FROM = 10_000
+"""stub_ids below are rows of the truth table."""
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, engines.Run]]:
+    with engines.postgresql(tmp_path_factory.mktemp("pg")) as postgresql, engines.spark() as spark:
+        yield {"postgresql": postgresql, "spark": spark}
+
+
+@pytest.fixture(scope="module")
+def random_tables() -> dict[str, Rows]:
+    return random_deliveries.judge_tables(SEED, TOPICS, STUBS_EACH, first_id=RANDOM_FROM)
+
+
+@pytest.fixture(scope="module")
+def answers(runs: Mapping[str, engines.Run], random_tables: dict[str, Rows]) -> dict[str, Rows]:
+    """Every engine's rows about the truth table and the random deliveries, judged at once as a run would."""
+    tables = truth_table.tables()
+    both = {name: [*tables[name], *rows] for name, rows in random_tables.items() if name != "instant"}
+    return {name: run("verdict", {**tables, **both}) for name, run in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def of_table(answers: dict[str, Rows]) -> dict[str, Rows]:
+    found = {name: [row for row in rows if row["stub_id"] < RANDOM_FROM] for name, rows in answers.items()}
+    return {**found, "oracle": oracle.judge(truth_table.tables())}
+
+
+@pytest.fixture(scope="module")
+def of_random(answers: dict[str, Rows]) -> dict[str, Rows]:
+    return {name: [row for row in rows if row["stub_id"] >= RANDOM_FROM] for name, rows in answers.items()}
+
+
+def identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (row["stub_id"], row["consumer_group"])
+
+
+def assert_same(
+    found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], columns: Sequence[str]
+) -> None:
+    """Every delivery once in both, equal in these columns; shows the first few that are not."""
+    assert Counter(map(identity, found)) == Counter(map(identity, expected))
+    wanted = {identity(row): {c: row[c] for c in columns} for row in expected}
+    got = {identity(row): {c: row[c] for c in columns} for row in found}
+    differing = [(key, got[key], wanted[key]) for key in got if got[key] != wanted[key]]
+    assert not differing, (len(differing), differing[:3])
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "oracle"])
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[case.name for case in CASES])
+def test_each_row_of_the_truth_table_comes_out_as_written(
+    of_table: dict[str, Rows], engine: str, number: int
+) -> None:
+    case = CASES[number]
+    rows = [row for row in of_table[engine] if row["stub_id"] == number]
+    assert len(rows) == 1
+    row = rows[0]
+    look = None if row["next_look_at"] is None else row["next_look_at"] - NOW
+    found = (row["verdict"], row["reason"], row["eligible"], row["case_kind"], look)
+    assert found == (case.verdict, case.reason, case.eligible, case.case, case.look)
+
+
+def test_the_truth_table_has_every_verdict_every_reason_and_every_kind_of_case() -> None:
+    assert {case.verdict for case in CASES} == {str(verdict) for verdict in Verdict}
+    assert len({case.name for case in CASES}) == len(CASES)
+    # Every word that the rule can answer with stands after THEN, ELSE or in a coalesce.
+    words = set(re.findall(r"(?:THEN|ELSE|missing,) '([a-z_]+)'", frames.portable_sql("verdict")))
+    places = {"passed", "expired", "ahead", "unknown"}  # of a copy; 'unknown' is a kind of case too
+    used = {case.reason for case in CASES} | {case.case for case in CASES if case.case}
+    assert words - places == used - {"unknown"}
+    assert "unknown" in used
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_thousands_of_random_deliveries_are_judged_as_the_oracle_judges_them(
+    of_random: dict[str, Rows], random_tables: dict[str, Rows], engine: str
+) -> None:
+    expected = oracle.judge(random_tables)
+    assert len(expected) >= 5_000
+    assert {row["verdict"] for row in expected} == {str(verdict) for verdict in Verdict}
+    assert {row["reason"] for row in expected} == {case.reason for case in CASES}
+    assert {row["case_kind"] for row in expected} == {case.case for case in CASES}
+    assert_same(of_random[engine], expected, ANSWERED)
+
+
+def test_both_engines_give_every_column_equal(answers: dict[str, Rows]) -> None:
+    assert_same(answers["spark"], answers["postgresql"], tuple(frames.JUDGED))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_delivery_read_gets_exactly_one_verdict(
+    of_random: dict[str, Rows], random_tables: dict[str, Rows], engine: str
+) -> None:
+    rows = of_random[engine]
+    assert Counter(map(identity, rows)) == Counter(map(identity, random_tables["delivery"]))
+    by_verdict = Counter(row["verdict"] for row in rows)
+    assert sum(by_verdict[str(verdict)] for verdict in Verdict) == len(random_tables["delivery"])
+    for row in rows:
+        assert list(row) == list(frames.JUDGED)
+        assert not row["eligible"] or row["verdict"] in ("STALLED", "UNSENT", "LOST")
+        # Nothing waits for ever: what is still open and not to be sent has a next look in the future.
+        open_ = row["verdict"] not in ("VOIDED", "CONFIRMED", "EXHAUSTED") and not row["eligible"]
+        assert open_ == (row["next_look_at"] is not None)
+        assert not open_ or row["next_look_at"] > random_deliveries.NOW
+        assert row["verdict"] != "EXHAUSTED" or row["case_kind"] == "exhausted"
+
+
+def test_more_seeds_on_the_claims_engine(runs: Mapping[str, engines.Run]) -> None:
+    for seed in range(5):
+        tables = random_deliveries.judge_tables(seed, 150, 12)
+        assert_same(runs["postgresql"]("verdict", tables), oracle.judge(tables), ANSWERED)
+
+
+def test_absence_is_not_evidence(runs: Mapping[str, engines.Run]) -> None:
+    """Whatever is taken away from what was read, a delivery that was not eligible does not become so."""
+    tables = random_deliveries.judge_tables(77, 100, 12)
+    before = {identity(r) for r in runs["postgresql"]("verdict", tables) if r["eligible"]}
+    nothing_read: dict[str, Rows] = {
+        "group_state": [], "shard_state": [],
+        "delivery": [{**d, **dict.fromkeys(frames.LOG)} for d in tables["delivery"]],
+        "progress": [{**p, "settled_offset": None} for p in tables["progress"]],
+    }  # fmt: skip
+    for name, less in nothing_read.items():
+        after = {identity(r) for r in runs["postgresql"]("verdict", {**tables, name: less}) if r["eligible"]}
+        assert after <= before, name
+        assert name == "progress" or not after, name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_group_owes_what_it_takes_while_it_is_active_and_not_below_its_start(
+    runs: Mapping[str, engines.Run], engine: str
+) -> None:
+    tables = random_deliveries.owed_tables(SEED, 100, 40)
+    rows = runs[engine]("deliveries", tables)
+    stubs = {stub["stub_id"]: stub for stub in tables["stub"]}
+    expected = [
+        {**{c: stubs[stub_id][c] for c in frames.OWED if c != "consumer_group"}, "consumer_group": group}
+        for stub_id, group in oracle.owed(tables)
+    ]
+    assert 0 < len(expected) < 3 * len(stubs)
+    assert_same(rows, expected, tuple(frames.OWED))
+    assert all(list(row) == list(frames.OWED) for row in rows[:1])
+
+
+OWED: tuple[tuple[dict[str, Any], dict[str, Any], bool], ...] = (
+    ({}, {}, True),
+    ({"created_at": NOW}, {"active_from": NOW}, True),
+    ({"created_at": NOW - 1}, {"active_from": NOW}, False),
+    ({"created_at": NOW}, {"active_until": NOW}, False),
+    ({"created_at": NOW - 1}, {"active_until": NOW}, True),
+    ({"tag": "red"}, {"every_tag": False}, True),
+    ({"tag": "blue"}, {"every_tag": False}, False),
+    ({"tag": None}, {"every_tag": False}, False),
+    ({"queue_offset": 9}, {}, False),
+    ({"queue_offset": 10}, {}, True),
+    ({"queue_offset": 9, "queue_epoch": "e1"}, {}, True),
+    ({"queue_offset": 9, "queue_id": 1}, {}, True),
+    ({"queue_offset": None}, {}, True),
+    ({"queue_offset": None, "queue_id": None, "queue_epoch": None}, {"active_from": NOW}, False),
+)
+"""What differs of the stub and of the policy; is it owed?"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_delivery_is_owed_or_not_at_each_boundary(runs: Mapping[str, engines.Run], engine: str) -> None:
+    tables: dict[str, Rows] = {name: [] for name in ("stub", "policy", "group_tag", "start_offset")}
+    start = {"queue_id": 0, "epoch": "e2", "start_offset": 10}
+    for number, (stub, policy, _) in enumerate(OWED):
+        where = {"topic": f"t{number}", "consumer_group": "billing"}
+        tables["stub"].append({
+            **dict.fromkeys(frames.STUB), **truth_table.STUB, "stub_id": number, "shard": "s",
+            "message_id": "m", "topic": where["topic"], "created_at": NOW - 1, **stub,
+        })  # fmt: skip
+        tables["policy"].append({**where, **truth_table.POLICY, **policy})
+        tables["group_tag"].extend({**where, "tag": tag} for tag in ("red", "green"))
+        tables["start_offset"].append({**where, **start})
+    wanted = [number for number, (_, _, owes) in enumerate(OWED) if owes]
+    assert sorted(row["stub_id"] for row in runs[engine]("deliveries", tables)) == wanted
+    assert sorted(stub_id for stub_id, _ in oracle.owed(tables)) == wanted
+
+
+@pytest.mark.parametrize("name", ["deliveries", "verdict", "outcome"])
+def test_the_portable_text_holds_no_percent_sign(name: str) -> None:
+    # psycopg2 would read it as a parameter.
+    assert "%" not in frames.portable_sql(name)

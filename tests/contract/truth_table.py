@@ -1,0 +1,361 @@
+# ruff: noqa: E501 -- a table: one row a line reads better than a row in pieces
+"""The truth table of the verdict rule: one row for each verdict, reason and boundary instant, expected by hand.
+
+All instants are microseconds relative to `as_of`; `S` is a second. The delivery that every row starts from: sent half
+an hour ago to offset 10 of queue 0, acknowledged, the group has passed offset 10, everything was read, no log: LOST.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backstop.verdicts import frames
+
+Row = dict[str, Any]
+S = 1_000_000
+NOW = 1_790_000_000 * S
+AGE = 1_800 * S
+SOON = 300 * S
+"""`recheck`: the next look where the rule has no instant of its own."""
+YEAR_1 = -62_135_596_800 * S
+
+POLICY: Row = {
+    "every_tag": True, "active_from": None, "active_until": None, "duplicates": "guard", "max_sends": 5,
+    "max_refusals": 20, "max_clock_skew": 5 * S, "max_send_duration": 30 * S, "first_check": 120 * S,
+    "consume_timeout": 900 * S, "redelivery_horizon": 21_600 * S, "recheck": SOON, "unknown_horizon": 3_600 * S,
+    "backlog_horizon": 86_400 * S, "overdue_horizon": 172_800 * S, "replay_horizon": 604_800 * S,
+    "queue_delay_cap": 3_600 * S,
+}  # fmt: skip
+STUB: Row = {
+    "status": "pending", "send_count": 1, "refusals": 0, "max_sends": None, "next_check_at": -1, "created_at": -AGE,
+    "first_seen_at": -AGE, "judged_at": None, "deliver_at": None, "attempted_at": -AGE, "sent_at": -AGE + S,
+    "attempt_deadline": None, "queue_id": 0, "queue_offset": 10, "queue_epoch": "e2",
+}  # fmt: skip
+NO_LOG: Row = {**dict.fromkeys(frames.LOG), "log_answered": True, "log_found": False}
+GROUP: Row = {
+    "passed_until": -S, "log_floor": YEAR_1, "clock_good": True, "offsets_read": True, "retry_read": True,
+    "dead_letters_read": True,
+}  # fmt: skip
+SHARD: Row = {"clock_good": True, "attempts_read": True}
+QUEUE: Row = {
+    "epoch": "e2", "epoch_accepted": True, "settled_offset": 11, "first_offset": 0, "next_offset": 100,
+    "previous_next_offset": 100, "previous_read_at": -600 * S, "rate": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One delivery, by what differs from the first; and what must come out."""
+
+    name: str
+    verdict: str
+    reason: str
+    eligible: bool = False
+    case: str | None = None
+    look: int | None = None
+    """next_look_at, relative to as_of."""
+    stub: Row = field(default_factory=dict)
+    log: Row | None = None
+    attempts: tuple[Row, ...] = ()
+    queue: Row | None = field(default_factory=dict)
+    group: Row | None = field(default_factory=dict)
+    shard: Row | None = field(default_factory=dict)
+    policy: Row = field(default_factory=dict)
+    dead: tuple[str | None, ...] = ()
+    discarded: tuple[str, ...] = ()
+
+
+def log(state: str | None, **columns: Any) -> Row:
+    """A valid log row, touched last 1,200 s ago: longer than the consume timeout."""
+    return {
+        **NO_LOG, "log_found": True, "log_valid": True, "log_state": state, "log_updated_at": -1_200 * S, **columns,
+    }  # fmt: skip
+
+
+def attempt(number: int, outcome: str = "sent", group: str | None = None, **columns: Any) -> Row:
+    """An ended send number; a sent one lies at offset 10 of queue 0."""
+    where = (0, 10, "e2") if outcome == "sent" else (None, None, None)
+    return {
+        "send_number": number, "outcome": outcome, "consumer_group": group, "started_at": -AGE,
+        "finished_at": -AGE + S, **dict(zip(("queue_id", "queue_offset", "queue_epoch"), where, strict=True)), **columns,
+    }  # fmt: skip
+
+
+NOWHERE: Row = {"queue_id": None, "queue_offset": None, "queue_epoch": None}
+UNACKED: Row = {"sent_at": None, **NOWHERE}
+NEVER: Row = {**UNACKED, "send_count": 0, "attempted_at": None}
+REFUSED: Row = {**UNACKED, "refusals": 1}
+AHEAD: Row = {"settled_offset": 10}
+
+
+def aged(seconds: int, micros: int = 0, **columns: Any) -> Row:
+    """Created, first seen and attempted this long ago."""
+    at = -seconds * S - micros
+    return {"created_at": at, "first_seen_at": at, "attempted_at": at, "sent_at": at + S, **columns}
+
+
+def lost(name: str, reason: str = "passed_over", **changes: Any) -> Case:
+    return Case(name, "LOST", reason, eligible=True, **changes)
+
+
+def unsent(name: str, reason: str, **changes: Any) -> Case:
+    return Case(name, "UNSENT", reason, eligible=True, **changes)
+
+
+def unknown(name: str, reason: str, **changes: Any) -> Case:
+    return Case(name, "UNKNOWN", reason, look=SOON, **changes)
+
+
+def exhausted(name: str, reason: str, **changes: Any) -> Case:
+    return Case(name, "EXHAUSTED", reason, case="exhausted", **changes)
+
+
+def ahead(name: str, reason: str = "ahead_of_group", look: int = SOON, **changes: Any) -> Case:
+    return Case(name, "BACKLOGGED", reason, look=look, **changes)
+
+
+# A FAILED log whose copy is past: STALLED, eligible 6 h after it was touched last, which was 1,200 s ago.
+STALLS_UNTIL = (21_600 - 1_200) * S
+TRUNCATED: Row = {"settled_offset": 5, "next_offset": 10, "previous_next_offset": 10, "previous_read_at": -AGE + S + 1}
+
+CASES: tuple[Case, ...] = (
+    # 0 VOIDED
+    Case("stub voided", "VOIDED", "stub_voided", stub={"status": "voided"}),
+    Case("voided beats consumed", "VOIDED", "stub_voided", stub={"status": "voided"}, log=log("CONSUMED")),
+    Case("discarded by a person", "VOIDED", "discarded", discarded=("billing",)),
+    lost("another group's delivery discarded", discarded=("shipping",)),
+    # 1 CONFIRMED
+    Case("consumed", "CONFIRMED", "consumed", log=log("CONSUMED", log_consumed_at=-S)),
+    Case("the stub is confirmed", "CONFIRMED", "stub_confirmed", stub={"status": "confirmed"}),
+    Case("a false dead letter", "CONFIRMED", "consumed", log=log("CONSUMED"), dead=("billing",)),
+    Case("consumed while all else is unread", "CONFIRMED", "consumed", log=log("CONSUMED"), group=None, shard=None),
+    unknown("CONSUMED in a row that breaks its contract", "log_invalid", log=log("CONSUMED", log_valid=False)),
+    unknown("CONSUMED in a row of unknown validity", "log_invalid", log=log("CONSUMED", log_valid=None)),
+    # 2 DEAD_LETTERED
+    Case("its dead letter", "DEAD_LETTERED", "dead_letter", look=SOON, dead=("billing",)),
+    Case("a dead letter of no known group", "DEAD_LETTERED", "dead_letter", look=SOON, dead=(None,)),
+    Case("dead-lettered twice is one delivery", "DEAD_LETTERED", "dead_letter", look=SOON, dead=("billing", None, None)),
+    Case("dead-lettered and parked", "DEAD_LETTERED", "dead_letter", look=SOON, dead=("billing",), log=log("PARKED")),
+    lost("another group's dead letter", dead=("shipping",)),
+    # 3 PARKED
+    Case("parked", "PARKED", "ordering_key", look=SOON, log=log("PARKED")),
+    Case("parked a moment ago", "PARKED", "ordering_key", look=SOON, log=log("PARKED", log_updated_at=-1)),
+    # 4 IN_PROGRESS: lease + 5 s of skew, or 900 s since the last touch
+    Case("lease alive by a microsecond", "IN_PROGRESS", "leased", look=1, log=log("CONSUMING", lease_expires_at=-5 * S + 1)),
+    Case("lease over at this instant", "STALLED", "redelivery_possible", look=STALLS_UNTIL,
+         log=log("CONSUMING", lease_expires_at=-5 * S)),
+    Case("lease without expiry", "IN_PROGRESS", "lease_without_expiry", look=SOON, log=log("CONSUMING")),
+    Case("lease without expiry, touched lately", "IN_PROGRESS", "lease_without_expiry", look=800 * S,
+         log=log("CONSUMING", log_updated_at=-100 * S)),
+    Case("touched within the timeout by a microsecond", "IN_PROGRESS", "touched_lately", look=1,
+         log=log("FAILED", log_updated_at=-900 * S + 1)),
+    Case("touched exactly the timeout ago", "STALLED", "redelivery_possible", look=20_700 * S,
+         log=log("FAILED", log_updated_at=-900 * S)),
+    Case("the later of lease and touch", "IN_PROGRESS", "leased", look=600 * S,
+         log=log("CONSUMING", lease_expires_at=60 * S, log_updated_at=-300 * S)),
+    Case("the later of touch and lease", "IN_PROGRESS", "leased", look=65 * S,
+         log=log("CONSUMING", lease_expires_at=60 * S, log_updated_at=-890 * S)),
+    Case("lease over, touched lately", "IN_PROGRESS", "touched_lately", look=10 * S,
+         log=log("CONSUMING", lease_expires_at=-60 * S, log_updated_at=-890 * S)),
+    Case("a FAILED row has no lease", "STALLED", "redelivery_possible", look=STALLS_UNTIL,
+         log=log("FAILED", lease_expires_at=60 * S)),
+    Case("an EXPIRED row has no lease", "STALLED", "redelivery_possible", look=STALLS_UNTIL,
+         log=log("EXPIRED", lease_expires_at=60 * S)),
+    Case("a state that we do not know may be a lease", "IN_PROGRESS", "leased", look=65 * S,
+         log=log("HANDLING", lease_expires_at=60 * S)),
+    Case("a broken row without state may be a lease", "IN_PROGRESS", "lease_without_expiry", look=SOON,
+         log=log(None, log_valid=False)),
+    Case("a lease beats not due", "IN_PROGRESS", "leased", look=65 * S, stub={"next_check_at": 99 * S},
+         log=log("CONSUMING", lease_expires_at=60 * S)),
+    # 5 WAITING
+    Case("not due by a microsecond", "WAITING", "not_due", look=1, stub={"next_check_at": 1}),
+    lost("due at this instant", stub={"next_check_at": 0}),
+    Case("unacknowledged, first check to come", "WAITING", "first_check", look=1,
+         stub={**UNACKED, "first_seen_at": -120 * S + 1}),
+    unsent("unacknowledged, first check at this instant", "not_stored", stub={**UNACKED, "first_seen_at": -120 * S}),
+    Case("unacknowledged, never seen before", "WAITING", "first_check", look=120 * S, stub={**UNACKED, "first_seen_at": None}),
+    Case("both instants to come", "WAITING", "not_due", look=60 * S,
+         stub={**UNACKED, "first_seen_at": -60 * S, "next_check_at": 5 * S}),
+    Case("unacknowledged beside a log", "WAITING", "first_check", look=60 * S, log=log("FAILED"),
+         stub={**UNACKED, "first_seen_at": -60 * S}),
+    lost("acknowledged needs no first check", stub={"first_seen_at": None}),
+    Case("not due though the logs are unread", "WAITING", "not_due", look=1, stub={"next_check_at": 1},
+         log={**NO_LOG, "log_answered": False}),
+    # 6 BACKLOGGED: by offset, by time, under way
+    ahead("the group is at the copy", queue=AHEAD),
+    lost("the group is one past the copy"),
+    ahead("the broker will redeliver", "to_be_redelivered", queue=AHEAD, log=log("FAILED")),
+    ahead("beats incomplete evidence", queue=AHEAD, group={"dead_letters_read": False}),
+    ahead("one copy of two ahead", stub={"send_count": 2}, attempts=(attempt(1), attempt(2, queue_offset=11))),
+    ahead("stored at the settled instant", stub={**NOWHERE, "attempted_at": -31 * S}),
+    lost("stored a microsecond before it", stub={**NOWHERE, "attempted_at": -31 * S - 1}),
+    ahead("scheduled, due at the settled instant", stub={**NOWHERE, "deliver_at": -31 * S}),
+    lost("scheduled, due a microsecond before it", stub={**NOWHERE, "deliver_at": -31 * S - 1}),
+    ahead("attempt's deadline to come", stub={**UNACKED, "attempt_deadline": 1}),
+    unsent("attempt's deadline at this instant", "not_stored", stub={**UNACKED, "attempt_deadline": 0}),
+    ahead("second number under way", stub={"send_count": 2, "attempted_at": -10 * S}, attempts=(attempt(1),)),
+    lost("second number under way, past by time", stub={"send_count": 2}, attempts=(attempt(1),)),
+    ahead("waits as long as the lag needs", look=1_000 * S, queue={"settled_offset": 4, "rate": 0.006}),
+    ahead("a lag in part microseconds is rounded down", look=857_142_857, queue={"settled_offset": 4, "rate": 0.007}),
+    ahead("waits at most the cap", look=3_600 * S, queue={"settled_offset": 4, "rate": 0.0001}),
+    ahead("a lag beyond all numbers waits the cap", look=3_600 * S, stub={"queue_offset": 9 * 10**18},
+          queue={"settled_offset": 4, "next_offset": 9 * 10**18 + 1, "rate": 1e-7}),
+    ahead("a group that stands still is looked at soon", queue={"settled_offset": 4, "rate": 0.0}),
+    ahead("backlog horizon to come", look=1, stub=aged(86_400, -1), queue=AHEAD),
+    ahead("backlog horizon at this instant", case="backlog", stub=aged(86_400), queue=AHEAD),
+    ahead("a later attempt moves the horizon", stub={**aged(86_400), "attempted_at": -60 * S}, queue=AHEAD),
+    ahead("a later schedule moves the horizon", stub=aged(90_000, deliver_at=-60 * S), queue=AHEAD),
+    ahead("backlogged, overdue horizon to come", look=1, case="backlog", stub=aged(172_800, -1), queue=AHEAD),
+    ahead("backlogged, overdue horizon at this instant", case="overdue", stub=aged(172_800), queue=AHEAD),
+    # 7 UNKNOWN: each test of completeness, failed and not known
+    unknown("logs not answered", "logs_unread", log={**NO_LOG, "log_answered": False}),
+    unknown("logs answered or not is not known", "logs_unread", log={**NO_LOG, "log_answered": None}),
+    unknown("a log there or not is not known", "logs_unread", log={**NO_LOG, "log_found": None}),
+    unknown("a broken log", "log_invalid", log=log("FAILED", log_valid=False)),
+    unknown("the group's clocks are off", "clock_skew", group={"clock_good": False}),
+    unknown("the group's clocks are not known", "clock_skew", group={"clock_good": None}),
+    unknown("the shard's clock is off", "clock_skew", shard={"clock_good": False}),
+    unknown("the shard is not known", "clock_skew", shard=None),
+    unknown("the group is not known", "clock_skew", group=None),
+    unknown("logs purged to a microsecond after", "log_purged", group={"log_floor": -AGE + 1}),
+    lost("logs purged to this stub's creation", group={"log_floor": -AGE}),
+    unknown("no floor read", "log_purged", group={"log_floor": None}),
+    unknown("a new epoch", "new_epoch", case="new_epoch", queue={"epoch": "e3", "epoch_accepted": False}),
+    unknown("acceptance not known", "new_epoch", case="new_epoch", queue={"epoch": "e3", "epoch_accepted": None}),
+    unknown("the copy's queue is gone", "new_epoch", case="new_epoch", stub={"queue_id": 7}),
+    unknown("one copy of two of an older epoch", "new_epoch", case="new_epoch", stub={"send_count": 2},
+            attempts=(attempt(1, queue_epoch="e1"), attempt(2)), queue={"epoch_accepted": False}),
+    unknown("a new epoch may not be known without offsets", "offsets_unread", stub={"queue_id": 7},
+            group={"offsets_read": False}),
+    unknown("attempts not read", "attempts_unread", shard={"attempts_read": False}),
+    unknown("attempts read or not is not known", "attempts_unread", shard={"attempts_read": None}),
+    unknown("offsets not read", "offsets_unread", group={"offsets_read": False}),
+    unknown("retry depth not read", "offsets_unread", group={"retry_read": None}),
+    unknown("dead letters not read", "dlq_not_read", group={"dead_letters_read": False}),
+    unknown("dead letters read or not is not known", "dlq_not_read", group={"dead_letters_read": None}),
+    unknown("no progress in the copy's queue", "progress_unknown", queue={"settled_offset": None}),
+    unknown("no progress in time", "progress_unknown", stub=NOWHERE, group={"passed_until": None}),
+    unknown("no progress in time, the attempt under way", "progress_unknown", stub={**UNACKED, "attempt_deadline": 9 * S},
+            group={"passed_until": None}),
+    lost("progress in time is not asked of a trusted copy", group={"passed_until": None}),
+    unknown("expired, but progress is not known", "progress_unknown", queue={"settled_offset": None, "first_offset": 11}),
+    lost("an accepted epoch goes by time", queue={"epoch": "e3"}),
+    ahead("an accepted epoch, not yet past", stub={"attempted_at": -31 * S}, queue={"epoch": "e3", "rate": 0.001}),
+    Case("unknown horizon to come", "UNKNOWN", "dlq_not_read", look=1, stub=aged(3_600, -1),
+         group={"dead_letters_read": False}),
+    Case("unknown horizon at this instant", "UNKNOWN", "dlq_not_read", look=SOON, case="unknown", stub=aged(3_600),
+         group={"dead_letters_read": False}),
+    Case("unknown beyond the overdue horizon", "UNKNOWN", "dlq_not_read", look=SOON, case="overdue", stub=aged(172_800),
+         group={"dead_letters_read": False}),
+    # 8 STALLED
+    Case("stalled, redelivery possible by a microsecond", "STALLED", "redelivery_possible", look=1,
+         log=log("FAILED", log_updated_at=-21_600 * S + 1)),
+    Case("stalled at the redelivery horizon", "STALLED", "not_finished", eligible=True,
+         log=log("FAILED", log_updated_at=-21_600 * S)),
+    Case("stalled without a copy", "STALLED", "redelivery_possible", look=STALLS_UNTIL, stub=NEVER, log=log("EXPIRED")),
+    Case("no duplicates allowed, horizon to come", "STALLED", "no_duplicates_allowed", look=1,
+         policy={"duplicates": "no"}, log=log("FAILED", log_updated_at=-21_600 * S + 1)),
+    Case("no duplicates allowed: a case", "STALLED", "no_duplicates_allowed", look=SOON, case="stalled",
+         policy={"duplicates": "no"}, log=log("FAILED", log_updated_at=-21_600 * S)),
+    Case("no duplicates allowed is never exhausted", "STALLED", "no_duplicates_allowed", look=SOON, case="stalled",
+         policy={"duplicates": "no"}, stub={"max_sends": 1}, log=log("FAILED", log_updated_at=-21_600 * S)),
+    Case("stalled and overdue", "STALLED", "redelivery_possible", look=STALLS_UNTIL, case="overdue",
+         stub=aged(172_800), log=log("FAILED")),
+    lost("no duplicates allowed, never received", policy={"duplicates": "no"}),
+    # 9 UNSENT
+    unsent("never sent", "never_sent", stub=NEVER),
+    unsent("refused", "refused", stub=REFUSED),
+    unsent("outcome unknown, past by time", "not_stored", stub=UNACKED),
+    unsent("two unknown", "not_stored", stub={**UNACKED, "send_count": 2}, attempts=(attempt(1, "unknown"), attempt(2, "unknown"))),
+    unsent("sent to another group alone", "refused", stub={**UNACKED, "send_count": 2, "refusals": 1},
+           attempts=(attempt(1, "refused"), attempt(2, group="shipping"))),
+    unsent("no copy needs no progress", "refused", stub=REFUSED, queue=None, group={"passed_until": None}),
+    # 10 LOST
+    lost("passed over"),
+    lost("acknowledged without a position, past by time", stub=NOWHERE),
+    lost("acknowledged, attempted when is not known", stub={**NOWHERE, "attempted_at": None}),
+    unknown("unknown outcome, attempted when is not known", "undecidable",
+            stub={**UNACKED, "attempted_at": None, "first_seen_at": -AGE}),
+    lost("lost twice", stub={"send_count": 2}, attempts=(attempt(1), attempt(2, queue_offset=9))),
+    lost("sent to this group alone", stub={"send_count": 2}, attempts=(attempt(1, "refused"), attempt(2, group="billing"))),
+    ahead("offset is the first offset", queue={**AHEAD, "first_offset": 10}),
+    lost("offset below the first offset", "expired_in_broker", queue={**AHEAD, "first_offset": 11}),
+    ahead("first offset not known: nothing expired", queue={**AHEAD, "first_offset": None}),
+    lost("truncated in two runs", "truncated", queue=TRUNCATED),
+    ahead("below the next offset now", queue={**TRUNCATED, "next_offset": 11}),
+    ahead("below the next offset in the run before", queue={**TRUNCATED, "previous_next_offset": 11}),
+    ahead("truncated, sent as the run before read", queue={**TRUNCATED, "previous_read_at": -AGE + S}),
+    ahead("truncated, no run before", queue={**TRUNCATED, "previous_next_offset": None}),
+    ahead("truncated, the run before read when is not known", queue={**TRUNCATED, "previous_read_at": None}),
+    lost("overdue horizon to come", stub=aged(172_800, -1)),
+    lost("overdue horizon at this instant", stub=aged(172_800), case="overdue"),
+    # EXHAUSTED
+    exhausted("every send used", "sends_used", stub={"send_count": 5},
+              attempts=tuple(attempt(number) for number in range(1, 6))),
+    lost("one send left", stub={"send_count": 4}, attempts=tuple(attempt(number) for number in range(1, 5))),
+    lost("a refusal gives its send back", stub={"send_count": 5, "refusals": 1},
+         attempts=(attempt(1, "refused"), *(attempt(number) for number in range(2, 6)))),
+    lost("the stub's own budget is larger", stub={"max_sends": 6, "send_count": 5},
+         attempts=tuple(attempt(number) for number in range(1, 6))),
+    exhausted("the stub's own budget is smaller", "sends_used", stub={"max_sends": 1}),
+    exhausted("every refusal used", "refused", stub={**UNACKED, "send_count": 20, "refusals": 20},
+              attempts=tuple(attempt(number, "refused") for number in range(1, 21))),
+    unsent("one refusal left", "refused", stub={**UNACKED, "send_count": 19, "refusals": 19},
+           attempts=tuple(attempt(number, "refused") for number in range(1, 20))),
+    exhausted("too old at this instant", "too_old", stub=aged(604_800)),
+    lost("too old in a microsecond", case="overdue", stub=aged(604_800, -1)),
+    exhausted("the stub is exhausted", "given_up", stub={"status": "exhausted"}),
+    exhausted("stalled and exhausted", "sends_used", stub={"max_sends": 1}, log=log("FAILED", log_updated_at=-21_600 * S)),
+    exhausted("unsent and exhausted", "given_up", stub={**NEVER, "status": "exhausted"}),
+    ahead("an exhausted stub's copy ahead", stub={"status": "exhausted"}, queue=AHEAD),
+    Case("an exhausted stub, consumed after all", "CONFIRMED", "consumed", stub={"status": "exhausted"}, log=log("CONSUMED")),
+    Case("in progress and overdue", "IN_PROGRESS", "leased", look=65 * S, case="overdue", stub=aged(172_800),
+         log=log("CONSUMING", lease_expires_at=60 * S)),
+    Case("waiting and overdue", "WAITING", "not_due", look=1, case="overdue", stub=aged(172_800, next_check_at=1)),
+    Case("parked and overdue", "PARKED", "ordering_key", look=SOON, case="overdue", stub=aged(172_800), log=log("PARKED")),
+    Case("dead-lettered and overdue", "DEAD_LETTERED", "dead_letter", look=SOON, case="overdue", stub=aged(172_800),
+         dead=("billing",)),
+    Case("a look never lies beyond the overdue horizon", "IN_PROGRESS", "leased", look=50 * S, stub=aged(172_750),
+         log=log("CONSUMING", lease_expires_at=60 * S)),
+)  # fmt: skip
+
+_INSTANTS = {
+    "next_check_at", "created_at", "first_seen_at", "judged_at", "deliver_at", "attempted_at", "sent_at", "attempt_deadline",
+    "lease_expires_at", "log_updated_at", "log_consumed_at", "passed_until", "log_floor", "previous_read_at", "started_at",
+    "finished_at",
+}  # fmt: skip
+
+
+def _absolute(row: Mapping[str, Any]) -> Row:
+    # The floor of a group that purged nothing is the year 1, not an instant beside as_of.
+    return {
+        name: value + NOW if name in _INSTANTS and value is not None and value != YEAR_1 else value
+        for name, value in row.items()
+    }
+
+
+def tables(cases: Iterable[Case] = CASES) -> dict[str, list[Row]]:
+    """The input of verdict.sql: every case in a topic and a shard of its own, its stub_id its place in the table."""
+    names = ("delivery", "attempt", "policy", "group_state", "shard_state", "progress", "dead_letter", "decision")
+    found: dict[str, list[Row]] = {name: [] for name in names}
+    found["instant"] = [{"as_of": NOW}]
+    for number, case in enumerate(cases):
+        key = {"topic": f"topic-{number}", "message_id": "m:1%s'\""}
+        where = {"topic": key["topic"], "consumer_group": "billing"}
+        found["policy"].append({**where, **POLICY, **case.policy})
+        found["delivery"].append(_absolute({
+            "stub_id": number, "shard": key["topic"], **key, "consumer_group": "billing", **STUB, **case.stub,
+            **(NO_LOG if case.log is None else case.log),
+        }))  # fmt: skip
+        found["attempt"].extend(_absolute({**key, **row}) for row in case.attempts)
+        if case.group is not None:
+            found["group_state"].append(_absolute({**where, **GROUP, **case.group}))
+        if case.shard is not None:
+            found["shard_state"].append({"shard": key["topic"], **SHARD, **case.shard})
+        if case.queue is not None:
+            found["progress"].append(_absolute({**where, "queue_id": 0, **QUEUE, **case.queue}))
+        found["dead_letter"].extend({**key, "consumer_group": group} for group in case.dead)
+        found["decision"].extend({**key, "consumer_group": group} for group in case.discarded)
+    return found
