@@ -22,7 +22,8 @@ def load(package: str, file: str) -> dict[str, str]:
     text = files(package).joinpath(file).read_text(encoding="utf-8")
     starts = list(_LONG.finditer(text)) or list(_SHORT.finditer(text))
     queries: dict[str, str] = {}
-    for start, end in zip(starts, [*(s.start() for s in starts[1:]), len(text)], strict=True):
+    ends = [start.start() for start in starts[1:]] + [len(text)]
+    for start, end in zip(starts, ends, strict=False):
         name, body = start[1], text[start.end() : end].strip().removesuffix(";").rstrip()
         if name in queries or not body:
             raise ValueError(f"{package}/{file}: query {name!r} is empty, or there twice")

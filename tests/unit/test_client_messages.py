@@ -1,0 +1,158 @@
+"""What the client decides without a database: names, styles, headers, and how light it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+import psycopg2
+import pytest
+
+from backstop import client
+from backstop.brokers.protocol import Received
+from backstop.client.read_headers import read_headers
+from backstop.errors import BackstopError, ContractBroken
+from backstop.named_sql import load
+from backstop.records import LogState, Message
+from backstop.run_sql import in_style, is_unavailable, parameter_style
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTRACT = ROOT / "docs" / "wire-contract.md"
+HEAVY = (
+    "airflow", "pyspark", "great_expectations", "pydantic", "sqlalchemy", "alembic", "pandas", "pyarrow",
+)  # fmt: skip
+FILES = {package: load(package, "queries.sql") for package in ("backstop.client", "backstop.leases")}
+
+
+def received(message_id: str = "m", content: bytes = b"{}", **headers: str) -> Received:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Received(Message("orders", message_id, content, named), None, "0/1-0", 1)
+
+
+def test_importing_the_client_loads_nothing_heavy() -> None:
+    program = f"import sys, backstop.client; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(ROOT / "include"), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_of_the_client_is_documented() -> None:
+    public = {name: getattr(client, name) for name in client.__all__ if name != "Handler"}  # a type alias
+    assert [name for name, value in public.items() if not value.__doc__] == []
+
+
+@pytest.mark.parametrize(("package", "name"), [(p, n) for p, found in FILES.items() for n in found])
+def test_the_wire_contract_holds_every_statement_word_for_word(package: str, name: str) -> None:
+    blocks = re.findall(r"```sql\n(.*?);?\n```", CONTRACT.read_text(encoding="utf-8"), re.DOTALL)
+    assert FILES[package][name] in blocks
+
+
+def test_the_wire_contract_holds_no_other_statement() -> None:
+    blocks = re.findall(r"```sql\n(.*?);?\n```", CONTRACT.read_text(encoding="utf-8"), re.DOTALL)
+    known = [statement for found in FILES.values() for statement in found.values()]
+    assert [block for block in blocks if block not in known] == []
+
+
+@pytest.mark.parametrize("state", LogState)
+def test_the_wire_contract_tells_every_state_of_a_log(state: LogState) -> None:
+    assert f"| `{state}` | {state.sentence} |" in CONTRACT.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("form", ["-- name: first: says", "-- first: says"])
+def test_named_queries_are_read_in_both_forms(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = f"sql_of_{'long' if 'name' in form else 'short'}"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    text = (
+        f"-- About this file.\n\n{form}\nSELECT 1; -- two;\n\n{form.replace('first', 'second')}\nSELECT 2;\n"
+    )
+    (tmp_path / package / "queries.sql").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load(package, "queries.sql") == {"first": "SELECT 1; -- two", "second": "SELECT 2"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "SELECT 1", "-- a: x\n-- b: y\nSELECT 1", "-- a: x\nSELECT 1\n-- a: y\nSELECT 2"]
+)
+def test_a_file_without_a_query_is_refused(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = f"bad_sql_{sha256(text.encode()).hexdigest()[:8]}"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    (tmp_path / package / "queries.sql").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=package):
+        load(package, "queries.sql")
+
+
+@pytest.mark.parametrize(
+    ("style", "statement", "parameters"),
+    [
+        ("pyformat", "SELECT %(a)s::text, %(b)s, %(a)s", {"a": 1, "b": 2}),
+        ("format", "SELECT %s::text, %s, %s", (1, 2, 1)),
+        ("qmark", "SELECT ?::text, ?, ?", (1, 2, 1)),
+    ],
+)
+def test_a_statement_is_written_in_the_drivers_style(style: str, statement: str, parameters: object) -> None:
+    assert in_style(style, "SELECT %(a)s::text, %(b)s, %(a)s", {"a": 1, "b": 2}) == (statement, parameters)
+
+
+def test_a_driver_of_another_style_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("numeric_driver")
+    module.paramstyle = "numeric"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "numeric_driver", module)
+    made = type("Made", (), {"__module__": "numeric_driver"})
+    with pytest.raises(ContractBroken, match="numeric"):
+        parameter_style(made())
+
+
+def test_a_drivers_errors_are_known_by_their_standard_names() -> None:
+    assert is_unavailable(psycopg2.OperationalError())
+    assert is_unavailable(psycopg2.InterfaceError())
+    assert not is_unavailable(psycopg2.IntegrityError())
+    assert not is_unavailable(ValueError())
+
+
+def test_a_copy_without_headers_is_for_every_group_and_of_the_first_version() -> None:
+    copy = read_headers(received(content=b"x"))
+    assert copy.is_for("any")
+    assert (copy.arrival.content_version, copy.arrival.payload_hash) == (1, sha256(b"x").digest())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"backstop_groups": "billing"}, {"backstop_groups": "[]"}, {"backstop_groups": '["a", 1]'},
+        {"backstop_groups": '{"a": 1}'}, {"backstop_content_version": "0"},
+        {"backstop_content_version": "-1"}, {"backstop_content_version": "1" * 10},
+        {"backstop_content_version": "²"}, {"backstop_content_version": ""},
+    ],
+)  # fmt: skip
+def test_headers_that_cannot_be_read_are_refused(headers: Mapping[str, str]) -> None:
+    with pytest.raises(ContractBroken):
+        read_headers(received(**headers))
+
+
+@pytest.mark.parametrize("message_id", ["", "a\x00b", "x" * 1025])
+def test_an_id_that_no_log_can_hold_is_refused(message_id: str) -> None:
+    with pytest.raises(BackstopError):
+        read_headers(received(message_id))
+
+
+def test_a_header_that_names_this_group_among_others_is_for_it() -> None:
+    copy = read_headers(received(backstop_groups='["a:b", "ключ"]'))
+    assert [copy.is_for(group) for group in ("a:b", "ключ", "a")] == [True, True, False]
