@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from backstop.errors import ConfigurationError
 
@@ -49,6 +49,17 @@ class Connections:
         for ref in refs:
             self.url(ref)
         return self
+
+    def hide(self, text: str) -> str:
+        """The text with every password that was resolved here replaced by ***, as written and decoded."""
+        for url in self._urls.values():
+            try:
+                password = urlsplit(url).password
+            except ValueError:
+                continue
+            for secret in filter(None, (password, unquote(password or ""))):
+                text = text.replace(secret, "***")
+        return text
 
     def _resolve(self, ref: str) -> str:
         if ref.startswith("env:"):

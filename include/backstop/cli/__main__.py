@@ -1,0 +1,5 @@
+"""`python -m backstop.cli`, where the script is not on the path."""
+
+from backstop.cli import main
+
+main()

@@ -1,0 +1,147 @@
+"""`backstop check`: is everything so that the verdicts can be trusted and nothing is lost in a crash?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from backstop.cli import context, out
+
+if TYPE_CHECKING:
+    from backstop.brokers.protocol import Finding
+    from backstop.config.connections import Connections
+    from backstop.config.settings import Settings
+
+
+def check(as_json: out.Json = False) -> None:
+    """Check configuration, connections, clocks, privileges, and the durability that stores and brokers promise.
+
+    Ends with 1 when a finding is bad.
+    """
+    settings, known = context.load_settings(), context.connections()
+    findings: list[Finding] = []
+    with out.progress("checking") as say:
+        for finding in find(settings, known, say):
+            findings.append(finding)
+            if not as_json:
+                _print(finding)
+    bad = [finding for finding in findings if not finding.good]
+    if as_json:
+        out.document({"good": not bad, "findings": findings})
+    else:
+        out.line(f"{len(findings)} findings, {len(bad)} bad.", style="red" if bad else "green")
+    if bad:
+        raise typer.Exit(1)
+
+
+def _print(finding: Finding) -> None:
+    out.line(f"{'ok ' if finding.good else 'BAD'} {finding.subject}: {finding.says}", None if finding.good else "red")
+    if not finding.good and finding.do:
+        out.line(f"      do: {finding.do}")
+
+
+def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> Iterator[Finding]:
+    """Every finding, one after the other; what does not answer is a finding, not an error."""
+    from backstop.brokers.protocol import Finding
+    from backstop.errors import BackstopError
+    from backstop.verdicts.sources import Sources
+
+    repair = [name for name, topic in settings.topics.items() if topic.mode == "repair"]
+    yield Finding(
+        "configuration", True,
+        f"version {settings.version}, {len(settings.topics)} topics, {len(settings.groups)} groups; "
+        f"mode repair: {', '.join(repair) or 'none'}",
+    )  # fmt: skip
+    try:
+        control = context.control(settings, known)
+        conn = control.__enter__()
+    except BackstopError as error:
+        yield Finding("control", False, error.what, error.next_step)
+        conn = None
+    try:
+        if conn is not None:
+            yield Finding("control", True, "answers")
+            yield from _schema_of_control(settings, known)
+            yield from _accepts_writes(conn)
+        with Sources(settings, known) as sources:
+            skew = min(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
+            for name in settings.producers:
+                say(f"shard {name}")
+                yield from _one(f"shard {name}", lambda name=name: sources.shard(name), conn, skew)  # type: ignore[misc]
+            first_group = {owner.store: group for group, owner in reversed(settings.groups.items())}
+            for store in settings.consumers:
+                say(f"store {store}")
+                if store not in first_group:
+                    yield Finding(f"store {store}", True, "no group keeps its logs there")
+                    continue
+                group = first_group[store]
+                yield from _one(f"store {store}", lambda group=group: sources.logs_of(group), conn, skew)  # type: ignore[misc]
+            for name in settings.brokers:
+                say(f"broker {name}")
+                topics = [topic for topic, its in settings.topics.items() if its.broker == name]
+                yield from _one(
+                    f"broker {name}", lambda name=name: sources.broker(name), conn, skew, topics  # type: ignore[misc]
+                )
+    finally:
+        if conn is not None:
+            control.__exit__(None, None, None)
+
+
+def _one(
+    subject: str, opened: Callable[[], Any], conn: Any, skew: Any, topics: list[str] | None = None
+) -> Iterator[Finding]:
+    """Does it answer, is its clock right, and what does it say about itself?"""
+    from backstop.brokers.protocol import Finding
+    from backstop.errors import BackstopError
+    from backstop.verdicts.look import Clocks
+
+    try:
+        source = opened()
+        source.clock()
+        yield Finding(subject, True, "answers")
+        if conn is not None:
+            with conn, conn.cursor() as cursor:
+                good = Clocks(cursor).within(source, skew)
+            yield Finding(
+                f"{subject}: clock", good,
+                f"{'within' if good else 'not within'} {skew.total_seconds():g} s of the control database's",
+                "Synchronise the servers' clocks (NTP); until then everything it takes part in is UNKNOWN.",
+            )  # fmt: skip
+        found = source.check() if topics is None else source.durability(topics)
+        for finding in found:
+            yield Finding(f"{subject}: {finding.subject}", finding.good, finding.says, finding.do)
+    except BackstopError as error:
+        yield Finding(subject, False, error.what, error.next_step)
+
+
+def _schema_of_control(settings: Settings, known: Connections) -> Iterator[Finding]:
+    from backstop.brokers.protocol import Finding
+    from backstop.errors import BackstopError
+    from backstop.schema import migrate
+
+    try:
+        now, wanted = migrate.current(known.url(settings.control), "control"), migrate.head("control")
+    except BackstopError as error:
+        yield Finding("control: schema", False, error.what, error.next_step)
+        return
+    yield Finding(
+        "control: schema", now == wanted, f"version {now or 'none'}, this program's is {wanted}",
+        "Run `backstop migrate --role control`.",
+    )  # fmt: skip
+
+
+def _accepts_writes(conn: Any) -> Iterator[Finding]:
+    """Runs, verdicts and requests must survive a crash of the control database."""
+    from backstop.brokers.protocol import Finding
+
+    with conn, conn.cursor() as cursor:
+        for setting, good in (("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", "on")):
+            cursor.execute("SELECT current_setting(%s)", (setting,))
+            value = cursor.fetchone()[0]
+            fine = value == good or (setting == "synchronous_commit" and value in ("remote_write", "remote_apply"))
+            yield Finding(f"control: {setting}", fine, value, f"Set {setting} to {good}.")
+        cursor.execute("SELECT pg_is_in_recovery()")
+        standby = cursor.fetchone()[0]
+        yield Finding("control: primary", not standby, "a standby" if standby else "yes", "Name the primary.")

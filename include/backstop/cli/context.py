@@ -1,0 +1,60 @@
+"""What every command needs: the settings, the connections, a connection to the control database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backstop.config.connections import Connections
+    from backstop.config.settings import Settings
+
+
+@dataclass
+class Chosen:
+    """The options that stand before the command."""
+
+    config: Path | None = None
+    debug: bool = False
+
+
+chosen = Chosen()
+_opened: list[Connections] = []
+
+
+def load_settings() -> Settings:
+    """The settings that --config, $BACKSTOP_CONFIG or this folder name."""
+    from backstop.config.load import load
+
+    return load(chosen.config)
+
+
+def connections() -> Connections:
+    """The connections, kept so that their passwords can be kept out of every error text."""
+    from backstop.config.connections import Connections
+
+    made = Connections()
+    _opened.append(made)
+    return made
+
+
+def hide_secrets(text: str) -> str:
+    """The text without any password that this process resolved."""
+    for made in _opened:
+        text = made.hide(text)
+    return text
+
+
+@contextmanager
+def control(settings: Settings, known: Connections) -> Iterator[Any]:
+    """A connection to the control database, closed at the end."""
+    from backstop.runs.control import connect
+
+    conn = connect(settings, known)
+    try:
+        yield conn
+    finally:
+        conn.close()

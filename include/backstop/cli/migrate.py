@@ -1,0 +1,62 @@
+"""`backstop migrate`: brings the databases to the schema of this version, or prints the SQL for a DBA."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from backstop.cli import context, out
+
+if TYPE_CHECKING:
+    from backstop.config.settings import Settings
+
+ROLES = ("control", "producer", "consumer")
+
+
+def migrate(
+    role: Annotated[str | None, typer.Option("--role", help="control, producer or consumer; default: all.")] = None,
+    as_sql: Annotated[bool, typer.Option("--sql", help="Only print the SQL, for a DBA to run.")] = False,
+    as_json: out.Json = False,
+) -> None:
+    """Bring each database to the schema of this version. Safe to run again, and by several at once."""
+    from backstop.errors import ConfigurationError
+
+    if role is not None and role not in ROLES:
+        raise ConfigurationError(
+            f"There is no database role {role!r}.", kept="Nothing was changed.", next_step=f"Use one of: {', '.join(ROLES)}."
+        )
+    from backstop.schema import migrate as migrations
+
+    roles = ROLES if role is None else (role,)
+    if as_sql:
+        texts = {name: migrations.as_sql(name) for name in roles}
+        if as_json:
+            out.document(texts)
+        else:
+            for name, text in texts.items():
+                print(f"-- Backstop: the {name} database\n{text.rstrip()}\n")
+        return
+    settings, known = context.load_settings(), context.connections()
+    done: list[dict[str, object]] = []
+    with out.progress("migrating") as say:
+        for name, database, ref in databases(settings):
+            if name not in roles:
+                continue
+            say(database)
+            applied = migrations.migrate(known.url(ref), name)
+            done.append({"database": database, "role": name, "applied": applied})
+            if not as_json:
+                says = f"applied {', '.join(applied)}" if applied else "nothing to do"
+                out.line(f"{database} ({name}): {says}")
+    if as_json:
+        out.document(done)
+
+
+def databases(settings: Settings) -> list[tuple[str, str, str]]:
+    """(role, name, connection) of every database."""
+    return [
+        ("control", "control", settings.control),
+        *(("producer", name, store.connection) for name, store in settings.producers.items()),
+        *(("consumer", name, store.connection) for name, store in settings.consumers.items()),
+    ]

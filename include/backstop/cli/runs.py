@@ -1,0 +1,86 @@
+"""`backstop runs`: what the duties did."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from backstop.cli import context, out
+from backstop.cli.read import read
+
+app = typer.Typer(help="What the duties did: list, show.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_them(
+    duty: Annotated[str | None, typer.Option("--duty", help="reconcile or resend.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1)] = 20,
+    as_json: out.Json = False,
+) -> None:
+    """List runs, the newest first."""
+    rows = _read("runs", {"duty": duty, "run_id": None, "limit": limit})["runs"]
+    if as_json:
+        out.document(rows)
+        return
+    if not rows:
+        out.line("No run yet.")
+        return
+    out.table(
+        ["run", "duty", "scope", "state", "started", "seconds", "counts"],
+        [
+            [r["run_id"], r["duty"] + (" (dry)" if r["dry_run"] else ""), r["scope"], r["state"], r["started_at"],
+             f"{(r['finished_at'] - r['started_at']).total_seconds():.1f}" if r["finished_at"] else None,
+             ", ".join(f"{name} {n}" for name, n in sorted(r["counts"].items()))]
+            for r in rows
+        ],
+    )  # fmt: skip
+
+
+@app.command("show")
+def show_one(
+    run_id: Annotated[int, typer.Argument(help="The run's number.")], as_json: out.Json = False
+) -> None:
+    """Show one run: its counts, verdicts, requests, data checks, and how long each phase took."""
+    from backstop.errors import ConfigurationError
+
+    found = _read(
+        "runs", {"duty": None, "run_id": run_id, "limit": 1}, "verdict_counts", "requests_of_run", "data_checks"
+    )
+    if not found["runs"]:
+        raise ConfigurationError(
+            f"There is no run {run_id}.", kept="Nothing was changed.", next_step="See: backstop runs list"
+        )
+    run = found.pop("runs")[0]
+    if as_json:
+        out.document({**run, **found})
+        return
+    ended = f"ended {out.cell(run['finished_at'])}" if run["finished_at"] else f"last heard of {out.cell(run['heartbeat_at'])}"
+    dry = ", dry run" if run["dry_run"] else ""
+    out.line(f"Run {run_id}: {run['duty']} over {run['scope']}, {run['state']}{dry}", style="bold")
+    out.line(f"  started {out.cell(run['started_at'])}, {ended}, judged as of {out.cell(run['as_of'])}")
+    out.line(f"  policy {run['policy_version']}, code {run['code_version']}, stage {run['stage']}")
+    if run["error"]:
+        out.line(f"  {run['error']}", style="red")
+    for title, values in (("counts", run["counts"]), ("seconds", run["phases"])):
+        if values:
+            out.line(f"  {title}: " + ", ".join(f"{name} {n}" for name, n in sorted(values.items())))
+    if found["verdict_counts"]:
+        out.table(
+            ["topic", "group", "verdict", "deliveries", "eligible", "newly"],
+            [list(row.values()) for row in found["verdict_counts"]],
+        )
+    if found["requests_of_run"]:
+        out.table(["topic", "requests", "made", "closed"], [list(row.values()) for row in found["requests_of_run"]])
+    for row in found["data_checks"]:
+        says = "passed" if row["passed"] else "FAILED"
+        out.line(f"  data check {row['suite']}: {says} ({row['expectations']} expectations) {row['report'] or ''}")
+
+
+def _read(name: str, parameters: dict[str, object], *more: str) -> dict[str, list[dict[str, Any]]]:
+    from backstop.named_sql import load
+
+    queries = load("backstop.cli", "queries.sql")
+    settings = context.load_settings()
+    with context.control(settings, context.connections()) as conn:
+        return {query: read(conn, queries[query], parameters) for query in (name, *more)}

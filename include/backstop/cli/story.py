@@ -1,0 +1,136 @@
+"""Collects everything that is known of a message, over all databases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from backstop.cli.explain import evidence, next_step
+from backstop.cli.read import read
+from backstop.errors import Unavailable
+from backstop.named_sql import load
+from backstop.records import Attempt, Key, LogRow, Stub
+from backstop.verdicts.judge import Judge, Judged
+
+_SQL = load("backstop.cli", "queries.sql")
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One group's part of the story."""
+
+    consumer_group: str
+    owed: bool
+    verdict: str | None
+    reason: str | None
+    evidence: str
+    next_step: str | None
+    log: LogRow | None
+
+
+@dataclass(slots=True)
+class Story:
+    """All that is known of one message; `found` is false when no store and no table of ours has a trace of it."""
+
+    topic: str
+    message_id: str
+    found: bool = False
+    shards: list[str] = field(default_factory=list)
+    stub: Stub | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    under_way: int | None = None
+    """The send number that was handed out and has not ended."""
+    deliveries: list[Delivery] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    quarantine: list[dict[str, Any]] = field(default_factory=list)
+    anomalies: list[dict[str, Any]] = field(default_factory=list)
+    searched: list[str] = field(default_factory=list)
+    unreachable: dict[str, str] = field(default_factory=dict)
+
+
+def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> list[Story]:
+    """One story for each id, in order. What did not answer is named in `unreachable`; it is never taken as "not there"."""
+    keys = [Key(topic, message_id) for message_id in dict.fromkeys(message_ids)]
+    stories = {key: Story(topic, key.message_id) for key in keys}
+    seen = judge.judgement(keys)
+    unreachable = dict(seen.unreachable)
+    searched = _find_stubs(judge, keys, stories, unreachable)
+    paused = {row["topic"]: f"{row['why']}, by {row['paused_by']}" for row in read(control, _SQL["paused"], {})}
+    logs = _find_logs(judge, keys, topic, searched, unreachable)
+    by_key: dict[Key, list[Judged]] = {}
+    for judged in seen.judged:
+        by_key.setdefault(judged.key, []).append(judged)
+    for key, story in stories.items():
+        for name in ("requests", "cases", "decisions", "quarantine", "anomalies"):
+            rows = read(control, _SQL[f"{name}_of_message"], {"topic": topic, "message_id": key.message_id})
+            setattr(story, name, rows)
+        mode = judge.settings.topics[topic].mode if topic in judge.settings.topics else "observe"
+        for judged in by_key.get(key, ()):
+            story.deliveries.append(Delivery(
+                judged.consumer_group, True, str(judged.verdict), judged.reason, evidence(judged),
+                next_step(judged, mode=mode, paused=paused.get(topic, paused.get("*")), requests=story.requests),
+                logs.get((judged.consumer_group, key)),
+            ))  # fmt: skip
+        told = {delivery.consumer_group for delivery in story.deliveries}
+        for group in judge.settings.groups_of(topic):
+            if group not in told:
+                story.deliveries.append(_without_verdict(story, group, logs.get((group, key))))
+        story.searched, story.unreachable = [*searched, "control database"], unreachable
+        story.found = bool(
+            story.stub or story.requests or story.cases or story.decisions or story.quarantine
+            or any(delivery.log for delivery in story.deliveries)
+        )  # fmt: skip
+    return [stories[Key(topic, message_id)] for message_id in message_ids]
+
+
+def _find_stubs(
+    judge: Judge, keys: Sequence[Key], stories: dict[Key, Story], unreachable: dict[str, str]
+) -> list[str]:
+    searched = []
+    for shard in judge.settings.producers:
+        try:
+            store = judge.sources.shard(shard)
+            found = store.stubs(keys)
+            attempts = store.attempts(list(found)) if found else {}
+        except Unavailable as error:
+            unreachable[f"shard {shard}"] = error.what
+            continue
+        searched.append(f"shard {shard}")
+        for key, stub in found.items():
+            story = stories[key]
+            story.shards.append(shard)
+            if story.stub is None:
+                story.stub, story.attempts = stub, attempts.get(key, [])
+                ended = {attempt.send_number for attempt in story.attempts}
+                story.under_way = next((n for n in range(stub.send_count, 0, -1) if n not in ended), None)
+    return searched
+
+
+def _find_logs(
+    judge: Judge, keys: Sequence[Key], topic: str, searched: list[str], unreachable: dict[str, str]
+) -> dict[tuple[str, Key], LogRow]:
+    logs: dict[tuple[str, Key], LogRow] = {}
+    # A topic that is not configured may still have been received: then every group is asked.
+    groups = judge.settings.groups_of(topic) or tuple(judge.settings.groups)
+    for group in groups:
+        try:
+            found = judge.sources.logs_of(group).logs(group, keys)
+        except Unavailable as error:
+            unreachable[f"logs of {group}"] = error.what
+            continue
+        searched.append(f"logs of {group}")
+        logs.update({(group, key): log for key, log in found.items()})
+    return logs
+
+
+def _without_verdict(story: Story, group: str, log: LogRow | None) -> Delivery:
+    if story.stub is not None:
+        says = "the group does not owe it: its tags, its start or its active time leave it out"
+    elif log is not None:
+        says = "it was received, and no shard has its stub"
+    else:
+        says = "no stub and no log"
+    return Delivery(group, False, None, None, says, None, log)

@@ -1,0 +1,152 @@
+"""`backstop where`: the whole story of a message."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from backstop.cli import context, out
+
+if TYPE_CHECKING:
+    from backstop.cli.story import Story
+    from backstop.records import LogRow
+
+_BATCH = 500
+
+
+def where(
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    message_id: Annotated[list[str] | None, typer.Argument(help="One or more message ids.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="A file with one message id a line; - reads stdin.")
+    ] = None,
+    as_json: out.Json = False,
+) -> None:
+    """Tell the whole story of each message: stub, attempts, each group's log and verdict, and what happens next.
+
+    Ends with 1 when a message is not known, with 3 when something that may know it did not answer.
+    """
+    from backstop.errors import ConfigurationError
+
+    ids = [*(message_id or ()), *(_read_ids(file) if file is not None else ())]
+    if not ids:
+        raise ConfigurationError(
+            "No message id was given.", kept="Nothing was read.", next_step="Name one or more, or give --file."
+        )
+    settings, known = context.load_settings(), context.connections()
+    from backstop.cli.story import tell
+    from backstop.verdicts.judge import Judge
+
+    stories: list[Story] = []
+    with (
+        context.control(settings, known) as conn,
+        Judge(settings, known, conn) as judge,
+        out.progress("looking") as say,
+    ):
+        for start in range(0, len(ids), _BATCH):
+            say(f"{start} of {len(ids)}")
+            batch = tell(judge, conn, topic, ids[start : start + _BATCH])
+            stories.extend(batch)
+            if not as_json:
+                for story in batch:
+                    _print(story)
+    if as_json:
+        out.document(stories)
+    if any(story.unreachable for story in stories):
+        raise typer.Exit(3)
+    if not all(story.found for story in stories):
+        raise typer.Exit(1)
+
+
+def _read_ids(file: Path) -> list[str]:
+    from backstop.errors import ConfigurationError
+
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"The file {file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}.",
+            kept="Nothing was read.",
+            next_step="Name a file with one message id a line.",
+        ) from None
+    # Only the line's end is cut off: an id may contain blanks.
+    return [line for line in text.split("\n") if line]
+
+
+def _print(story: Story) -> None:
+    out.line(f"{story.topic} {story.message_id}", style="bold")
+    for subject, why in story.unreachable.items():
+        out.line(f"  not answered: {subject}: {why}", style="red")
+    if not story.found:
+        out.line(f"  unknown: nothing has a trace of it. Searched: {', '.join(story.searched)}.", style="red")
+        out.line()
+        return
+    if len(story.shards) > 1:
+        out.line(f"  on more than one shard: {', '.join(story.shards)}; it is not judged", style="red")
+    _print_stub(story)
+    for delivery in story.deliveries:
+        verdict = f"{delivery.verdict} ({delivery.reason})" if delivery.verdict else "no verdict"
+        out.line(f"  {delivery.consumer_group}: {verdict}: {delivery.evidence}")
+        if delivery.log is not None:
+            out.line(f"    log: {_log(delivery.log)}")
+        if delivery.next_step:
+            out.line(f"    next: {delivery.next_step}")
+    for request in story.requests:
+        error = f"; {request['error']}" if request["error"] else ""
+        out.line(
+            f"  request {request['request_id']} for send {request['send_number']} by {request['requested_by']}"
+            f" ({request['reason']}): {request['state']}, {out.cell(request['updated_at'])}{error}"
+        )
+    for case in story.cases:
+        became = f", {case['decision']} by {case['decided_by']}: {case['why']}" if case["decision"] else ""
+        out.line(f"  case {case['case_id']} ({case['kind']}, {case['consumer_group']}): {case['state']}{became}")
+    for made in story.decisions:
+        at = out.cell(made["decided_at"])
+        out.line(f"  {made['consumer_group']}: {made['decision']} by {made['decided_by']} at {at}: {made['why']}")
+    for row in story.quarantine:
+        out.line(f"  quarantined: {row['reason']} in {row['store']}, since {out.cell(row['first_seen_at'])}")
+    for row in story.anomalies:
+        out.line(f"  odd: {row['kind']} {row['consumer_group'] or ''} {row['detail'] or ''} ({row['times']} times)")
+    out.line()
+
+
+def _print_stub(story: Story) -> None:
+    stub = story.stub
+    if stub is None:
+        out.line("  stub: none on any shard that answered")
+        return
+    due = f", due {out.cell(stub.next_check_at)}" if stub.status == "pending" else ""
+    out.line(
+        f"  stub: {stub.status} on {stub.shard}, created {out.cell(stub.created_at)}, {stub.send_count} sends"
+        f" ({stub.refusals} refused){due}"
+    )
+    for attempt in story.attempts:
+        to = "all groups" if attempt.groups is None else ", ".join(attempt.groups)
+        place = f" at queue {attempt.queue_id} offset {attempt.queue_offset}" if attempt.queue_offset is not None else ""
+        error = f": {attempt.error}" if attempt.error else ""
+        out.line(
+            f"    send {attempt.send_number} by {attempt.requested_by} to {to} at {out.cell(attempt.started_at)}:"
+            f" {attempt.outcome}{place}{error}"
+        )
+    if story.under_way is not None:
+        out.line(
+            f"    send {story.under_way} was handed out at {out.cell(stub.attempted_at)} and has not ended"
+            f" (counts as unknown from {out.cell(stub.attempt_deadline)} on)"
+        )
+
+
+def _log(log: LogRow) -> str:
+    parts = [f"{log.state}, {log.attempts} attempts"]
+    if log.duplicates_stopped:
+        parts.append(f"{log.duplicates_stopped} duplicates stopped")
+    parts.append(f"first received {out.cell(log.first_received_at)}, last moved {out.cell(log.updated_at)}")
+    if log.consumed_at is not None:
+        parts.append(f"consumed {out.cell(log.consumed_at)}")
+    if log.last_error:
+        parts.append(f"error: {log.last_error}")
+    if log.invalid:
+        parts.append(f"INVALID: {log.invalid}")
+    return "; ".join(parts)
