@@ -1,0 +1,281 @@
+"""backstop.yaml: what it may say, whose policy wins, and that every wrong value is named with what is allowed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backstop.config import json_schema
+from backstop.config.durations import parse as parse_duration
+from backstop.config.durations import written
+from backstop.config.load import from_mapping, load, parse
+from backstop.config.settings import Policy, Settings
+from backstop.errors import ConfigurationError
+
+PROJECT = Path(__file__).resolve().parents[2]
+SMALLEST: dict[str, Any] = {
+    "control": "backstop_control",
+    "brokers": {"main": {"kind": "redis_streams", "connection": "broker"}},
+    "producers": {"shop": {"connection": "producer"}},
+    "consumers": {"billing_db": {"connection": "consumer"}},
+    "groups": {"billing": {"store": "billing_db"}, "shipping": {"store": "billing_db"}},
+    "topics": {"orders": {"broker": "main", "groups": ["billing", "shipping"]}},
+}
+
+
+def changed(*changes: tuple[str, object]) -> dict[str, Any]:
+    """The smallest configuration with values put at dotted paths."""
+    content = copy.deepcopy(SMALLEST)
+    for path, value in changes:
+        place = content
+        *folders, last = path.split("/")
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = value
+    return content
+
+
+def refused(content: dict[str, Any]) -> list[str]:
+    """The lines with which a configuration is refused."""
+    with pytest.raises(ConfigurationError) as error:
+        from_mapping(content)
+    assert error.value.exit_code == 2
+    return [line.strip() for line in error.value.what.splitlines()[1:] if line.strip()]
+
+
+def test_a_new_topic_is_only_observed_and_a_group_that_says_nothing_takes_no_duplicates() -> None:
+    settings = from_mapping(SMALLEST)
+    assert settings.topics["orders"].mode == "observe"
+    assert settings.groups["billing"].duplicates == "no"
+    assert settings.groups["billing"].progress == "received"
+
+
+def test_the_defaults_are_those_of_the_specification_and_keep_every_rule() -> None:
+    policy = from_mapping(SMALLEST).policy_for("orders", "billing")
+    minutes, hours, days = (lambda n: timedelta(minutes=n)), (lambda n: timedelta(hours=n)), (lambda n: timedelta(days=n))
+    assert policy.max_clock_skew == timedelta(seconds=5)
+    assert policy.max_send_duration == timedelta(seconds=30)
+    assert (policy.attempt_timeout, policy.claim_timeout, policy.first_check) == (minutes(2), minutes(5), minutes(2))
+    assert (policy.lease, policy.sweep_interval, policy.retry_after) == (minutes(1), minutes(0.5), minutes(1 / 6))
+    assert (policy.consume_timeout, policy.redelivery_horizon) == (minutes(15), hours(6))
+    assert (policy.unknown_horizon, policy.backlog_horizon, policy.overdue_horizon) == (hours(1), hours(24), hours(48))
+    assert (policy.max_sends, policy.max_refusals) == (5, 20)
+    assert (policy.backoff_base, policy.backoff_factor, policy.backoff_cap) == (minutes(3), 2, hours(1))
+    assert (policy.replay_horizon, policy.log_retention, policy.stub_retention) == (days(7), days(21), days(21))
+    assert (policy.blast_share, policy.blast_floor, policy.blast_window) == (0.05, 50, hours(1))
+    assert policy.rate_limit == 200
+
+
+def test_the_embedded_configuration_is_valid_in_seconds_and_in_mode_repair() -> None:
+    settings = load(PROJECT / "backstop.yaml")
+    assert set(settings.topics) == {"orders", "payments", "refunds"}
+    assert {topic.mode for topic in settings.topics.values()} == {"repair"}
+    assert settings.groups_of("orders") == ("billing", "shipping")
+    assert settings.topics_of("billing") == ("orders", "payments", "refunds")
+    assert set(settings.connection_refs()) == {
+        "backstop_control", "backstop_producer_a", "backstop_producer_b", "backstop_consumer_billing",
+        "backstop_consumer_shipping", "backstop_broker",
+    }  # fmt: skip
+    assert settings.policy_for("orders", "billing").lease == timedelta(seconds=4)
+
+
+def test_the_committed_json_schema_is_that_of_the_code() -> None:
+    assert (PROJECT / "backstop.schema.json").read_text() == json_schema.as_text()
+
+
+def test_the_subscriptions_policy_wins_over_the_groups_the_topics_and_the_general_one() -> None:
+    settings = from_mapping(changed(
+        ("policy", {"max_sends": 6, "recheck": "1m", "rate_limit": 10, "blast_floor": 7}),
+        ("topics/orders/policy", {"max_sends": 7, "recheck": "2m", "rate_limit": 20}),
+        ("groups/billing/policy", {"max_sends": 8, "recheck": "3m"}),
+        ("topics/orders/groups", {"billing": {"policy": {"max_sends": 9}}, "shipping": {}}),
+    ))  # fmt: skip
+
+    def said(policy: Policy) -> tuple[object, ...]:
+        return policy.max_sends, policy.recheck.total_seconds(), policy.rate_limit, policy.blast_floor, policy.max_refusals
+
+    assert said(settings.policy_for("orders", "billing")) == (9, 180, 20, 7, 20)
+    assert said(settings.policy_for("orders", "shipping")) == (7, 120, 20, 7, 20)
+    assert said(settings.policy_for("orders")) == (7, 120, 20, 7, 20)
+    assert said(settings.policy_for(None, "billing")) == (8, 180, 10, 7, 20)
+    assert said(settings.policy_for()) == (6, 60, 10, 7, 20)
+
+
+def test_an_override_written_with_the_defaults_own_value_still_overrides() -> None:
+    settings = from_mapping(changed(("policy", {"max_sends": 9}), ("topics/orders/policy", {"max_sends": 5})))
+    assert settings.policy_for("orders").max_sends == 5
+
+
+def test_no_policy_is_lent_to_a_topic_that_is_not_configured() -> None:
+    with pytest.raises(ConfigurationError, match="refunds"):
+        from_mapping(SMALLEST).policy_for("refunds", "billing")
+
+
+def test_every_wrong_value_is_named_at_once_with_path_value_and_what_is_allowed() -> None:
+    lines = refused(changed(
+        ("topics/orders/mode", "fix"), ("policy", {"lease": "soon", "max_sends": 0, "bakcoff_base": "3s"}),
+        ("groups/billing/progress", "guessed"), ("brokers/main/kind", "carrier_pigeon"), ("producers", {}),
+    ))  # fmt: skip
+    assert "topics.orders.mode: 'fix'; allowed: 'observe' or 'repair'" in lines
+    assert any(line.startswith("policy.lease: 'soon'; allowed: a number with a unit") for line in lines)
+    assert "policy.max_sends: 0; allowed: greater than or equal to 1" in lines
+    assert "policy.bakcoff_base: no such setting; allowed: backoff_base (did you mean that?)" in lines
+    assert "groups.billing.progress: 'guessed'; allowed: 'acknowledged', 'logged' or 'received'" in lines
+    assert "brokers.main.kind: 'carrier_pigeon'; allowed: 'redis_streams'" in lines
+    assert len(lines) == 7
+
+
+def test_names_must_be_those_of_something_configured() -> None:
+    lines = refused(changed(
+        ("groups/billing/store", "nowhere"), ("topics/orders/broker", "other"),
+        ("topics/orders/groups", ["billing", "audit"]), ("producers/shop_b", {"connection": "producer"}),
+    ))  # fmt: skip
+    assert lines == [
+        "groups.billing.store: nowhere; allowed: one of consumers: billing_db",
+        "topics.orders.broker: other; allowed: one of brokers: main",
+        "topics.orders.groups: audit; allowed: one of groups: billing, shipping",
+        "producers.shop_b.connection: producer; allowed: another one than that of shop",
+    ]
+
+
+BROKEN_RULES = {
+    "max_clock_skew": {"max_clock_skew": "20s"},
+    "attempt_timeout": {"attempt_timeout": "35s"},
+    "backoff_base": {"backoff_base": "124s"},
+    "backoff_cap": {"backoff_cap": "1m"},
+    "claim_timeout": {"claim_timeout": "2m"},
+    "first_check": {"first_check": "80s"},
+    "consume_timeout": {"consume_timeout": "59s"},
+    "redelivery_horizon": {"redelivery_horizon": "15m"},
+    "progress_history": {"progress_history": "6h"},
+    "unknown_horizon": {"unknown_horizon": "20m"},
+    "queue_delay_cap": {"queue_delay_cap": "24h"},
+    "backlog_horizon": {"backlog_horizon": "3d"},
+    "overdue_horizon": {"overdue_horizon": "23h"},
+    "replay_horizon": {"replay_horizon": "77h"},
+    "log_retention": {"log_retention": "11d"},
+    "stub_retention": {"stub_retention": "20d"},
+    "blast_window": {"blast_window": "29m"},
+    "recheck": {"recheck": 0},
+    "max_send_duration": {"max_send_duration": 0},
+    "reconcile_interval": {"reconcile_interval": 0},
+}
+
+
+@pytest.mark.parametrize("setting", BROKEN_RULES)
+@pytest.mark.parametrize("mode", ["observe", "repair"])
+def test_a_policy_that_breaks_a_rule_is_refused_where_it_was_written(setting: str, mode: str) -> None:
+    lines = refused(changed(("topics/orders/policy", BROKEN_RULES[setting]), ("topics/orders/mode", mode)))
+    assert any(line.startswith(f"topics.orders.policy.{setting}: ") and "; allowed: " in line for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("setting", "boundary", "beyond"),
+    [("first_check", "90s", "89.9s"), ("consume_timeout", "1m", "59.9s"), ("attempt_timeout", "35.1s", "35s"),
+     ("blast_window", "30m", "1799s"), ("unknown_horizon", "1201s", "20m"), ("stub_retention", "21d", "503h")],
+)  # fmt: skip
+def test_a_rules_boundary_is_allowed_or_not_as_it_is_written(setting: str, boundary: str, beyond: str) -> None:
+    from_mapping(changed(("policy", {setting: boundary})))
+    assert refused(changed(("policy", {setting: beyond})))[0].startswith(f"policy.{setting}: ")
+
+
+def test_a_rule_that_a_default_breaks_names_the_default() -> None:
+    lines = refused(changed(("policy", {"lease": "10s"})))
+    assert lines == ["policy.max_clock_skew (the default): 5s; allowed: less than lease / 3 (3.333333s)"]
+
+
+def test_a_rule_broken_for_everything_is_said_once() -> None:
+    assert len(refused(changed(("policy", {"first_check": "1s"})))) == 1
+
+
+def test_a_broker_that_gives_up_before_a_lease_is_over_is_refused() -> None:
+    options = {"delivery_limit": 6, "visibility": "1s"}
+    lines = refused(changed(("brokers/main/options", options)))
+    assert lines == ["policy.lease (the default): 1m; allowed: lease + sweep_interval less than the broker's tries x delay (6s)"]
+    from_mapping(changed(("brokers/main/options", {"delivery_limit": 6, "visibility": 20})))
+
+
+def test_the_redelivery_horizon_covers_the_brokers_whole_retry_schedule() -> None:
+    lines = refused(changed(("brokers/main/retry_schedule", "350m")))
+    assert lines[0].startswith("policy.redelivery_horizon (the default): 6h; allowed: at least the broker's retry")
+
+
+def test_a_url_in_the_place_of_a_connection_is_refused_without_showing_its_password() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        from_mapping(changed(("control", "postgresql://me:s3cr3t@host/db")))
+    assert "s3cr3t" not in str(error.value)
+    assert "never a URL or a password" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("control: [", "line 1"), ("control: a\ncontrol: b\n", "'control' is written twice"), ("- a", "holds no settings"),
+     ("", "holds no settings"), ("control: !!python/object:os.system x", "line 1")],
+)  # fmt: skip
+def test_a_file_that_cannot_be_meant_is_refused_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        parse(text)
+
+
+def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "none.yaml"))
+    with pytest.raises(ConfigurationError, match=r"none\.yaml"):
+        load()
+
+
+def test_the_version_changes_with_what_is_written_and_not_with_how() -> None:
+    one, same = from_mapping(SMALLEST), from_mapping(dict(reversed(SMALLEST.items())))
+    assert one.version == same.version
+    assert len(one.version) == 12
+    assert from_mapping(changed(("policy", {"max_sends": 6}))).version != one.version
+    assert from_mapping(changed(("policy", {"recheck": 60}))).version == from_mapping(changed(("policy", {"recheck": "1m"}))).version
+
+
+def test_settings_are_frozen_and_travel_to_executors() -> None:
+    settings = from_mapping(changed(("topics/orders/policy", {"max_sends": 7})))
+    with pytest.raises(ValueError, match="frozen"):
+        settings.control = "other"
+    there: Settings = pickle.loads(pickle.dumps(settings))
+    assert there.version == settings.version
+    assert there.policy_for("orders", "billing") == settings.policy_for("orders", "billing")
+
+
+def test_start_offsets_belong_to_one_epoch_of_a_queue() -> None:
+    settings = from_mapping(yaml.safe_load(yaml.safe_dump(changed(
+        ("topics/orders/groups", {"billing": {"tags": ["eu"], "start_offsets": {3: {"offset": 17, "epoch": "e1"}}}}),
+    ))))  # fmt: skip
+    subscription = settings.topics["orders"].groups["billing"]
+    assert subscription.tags == ("eu",)
+    assert (subscription.start_offsets[3].offset, subscription.start_offsets[3].epoch) == (17, "e1")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30), ("5m", 300), ("2h", 7200), ("7d", 604800), ("500ms", 0.5), (1.5, 1.5), ("0.5h", 1800)]
+)
+def test_a_duration_is_written_with_a_unit_or_in_seconds(text: object, seconds: float) -> None:
+    assert parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("wrong", ["", "5", "-5s", -1, True, None, "5 years", "1e3s", [], "99999999999999d"])
+def test_anything_else_is_no_duration(wrong: object) -> None:
+    with pytest.raises(ValueError, match="a number with a unit"):
+        parse_duration(wrong)
+
+
+@given(st.integers(min_value=0, max_value=10**9))
+def test_a_duration_that_is_printed_can_be_read_back(milliseconds: int) -> None:
+    length = timedelta(milliseconds=milliseconds)
+    assert parse_duration(written(length)) == length
+
+
+def test_the_backoff_grows_to_its_cap_and_never_overflows() -> None:
+    policy = Policy()
+    assert [policy.backoff(n).total_seconds() for n in (1, 2, 3, 6, 10_000)] == [180, 360, 720, 3600, 3600]

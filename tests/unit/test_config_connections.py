@@ -1,0 +1,136 @@
+"""Connections: who is asked first, that Airflow's forms are understood, and that no secret shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import stat
+from pathlib import Path
+
+import pytest
+
+from backstop.config.connections import Connections, read_secrets_file, write_secrets_file
+from backstop.errors import ConfigurationError
+
+PASSWORD = "p@ss/w:rd %25"
+
+
+@pytest.fixture(autouse=True)
+def no_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BACKSTOP_SECRETS_FILE", raising=False)
+    monkeypatch.delenv("AIRFLOW_CONN_SHOP", raising=False)
+
+
+def test_the_secrets_file_comes_first_then_the_resolver_then_airflows_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", "postgresql://variable/db")
+    assert Connections().url("shop") == "postgresql://variable/db"
+    assert Connections({"shop": "postgresql://resolver/db"}.get).url("shop") == "postgresql://resolver/db"
+    assert Connections({}.get).url("shop") == "postgresql://variable/db"
+    write_secrets_file(tmp_path / "secrets", {"shop": "postgresql://file/db"})
+    monkeypatch.setenv("BACKSTOP_SECRETS_FILE", str(tmp_path / "secrets"))
+    assert Connections({"shop": "postgresql://resolver/db"}.get).url("shop") == "postgresql://file/db"
+
+
+def test_an_environment_reference_asks_only_that_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_URL", "postgresql://me@host/db")
+    assert Connections({"env:SHOP_URL": "postgresql://wrong/db"}.get).url("env:SHOP_URL") == "postgresql://me@host/db"
+    monkeypatch.delenv("SHOP_URL")
+    with pytest.raises(ConfigurationError, match="SHOP_URL"):
+        Connections().url("env:SHOP_URL")
+
+
+def test_an_unknown_connection_says_where_it_was_looked_for() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Connections().url("shop")
+    assert "AIRFLOW_CONN_SHOP" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("connection", "url"),
+    [
+        ({"conn_type": "postgres", "host": "h", "port": 5432, "login": "me", "password": PASSWORD, "schema": "db"},
+         "postgresql://me:p%40ss%2Fw%3Ard%20%2525@h:5432/db"),
+        ({"conn_type": "postgres", "host": "::1", "login": "me", "schema": "my db", "extra": '{"sslmode": "require"}'},
+         "postgresql://me@[::1]/my%20db?sslmode=require"),
+        ({"conn_type": "redis", "host": "h", "port": 6379, "password": "x", "extra": {"db": 3}}, "redis://:x@h:6379/3"),
+        ({"conn_type": "redis", "host": "h", "extra": {"ssl": True}}, "rediss://h/0"),
+    ],
+)  # fmt: skip
+def test_airflows_json_form_becomes_a_url(
+    connection: dict[str, object], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection))
+    assert Connections().url("shop") == url
+
+
+@pytest.mark.parametrize(
+    ("written", "url"),
+    [("postgres://me:x@h:1/db?sslmode=require&cursor=dict", "postgresql://me:x@h:1/db?sslmode=require"),
+     ("postgres://me:x@h/db?__extra__=%7B%22sslmode%22%3A%20%22verify-full%22%7D", "postgresql://me:x@h/db?sslmode=verify-full"),
+     ("redis://:x@h:1/2", "redis://:x@h:1/2"), ("https://hooks.example/x?y=z", "https://hooks.example/x?y=z")],
+)  # fmt: skip
+def test_airflows_uri_form_becomes_a_url_with_what_the_driver_understands(
+    written: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", written)
+    assert Connections().url("shop") == url
+
+
+@pytest.mark.parametrize("broken", ["hunter2", "{not json", '{"conn_type": "mystery", "password": "hunter2"}', "postgresql://hunter2@[::1:x/"])
+def test_a_connection_that_is_none_is_refused_without_showing_it(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", broken)
+    with pytest.raises(ConfigurationError) as error:
+        Connections().url("shop")
+    assert "hunter2" not in str(error.value)
+    assert error.value.__cause__ is None
+
+
+def test_no_text_shows_a_secret_and_pickling_carries_what_was_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", "postgresql://me:hunter2@h/db")
+    connections = Connections().carrying(["shop"])
+    for text in (repr(connections), str(connections), f"{connections}", repr([connections])):
+        assert "hunter2" not in text
+    monkeypatch.delenv("AIRFLOW_CONN_SHOP")
+    assert pickle.loads(pickle.dumps(connections)).url("shop") == "postgresql://me:hunter2@h/db"
+
+
+def test_a_text_with_a_resolved_password_can_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", "postgresql://me:hun%40ter2@h/db")
+    connections = Connections().carrying(["shop"])
+    assert connections.hide("login hun@ter2 failed, hun%40ter2") == "login *** failed, ***"
+
+
+def test_a_secrets_file_is_ours_alone_from_its_first_moment(tmp_path: Path) -> None:
+    path = tmp_path / "secrets"
+    before = os.umask(0)
+    try:
+        write_secrets_file(path, {"shop": "postgresql://h/db"})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_secrets_file(path) == {"shop": "postgresql://h/db"}
+    with pytest.raises(FileExistsError):
+        write_secrets_file(path, {})
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_a_secrets_file_that_others_can_read_is_refused(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secrets"
+    write_secrets_file(path, {"shop": "postgresql://h/db"})
+    path.chmod(mode)
+    monkeypatch.setenv("BACKSTOP_SECRETS_FILE", str(path))
+    with pytest.raises(ConfigurationError, match="read by others"):
+        Connections().url("shop")
+
+
+@pytest.mark.parametrize("content", ["hunter2", '["hunter2"]', '{"shop": 1}'])
+def test_a_secrets_file_that_holds_something_else_is_refused_without_showing_it(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "secrets"
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(ConfigurationError) as error:
+        read_secrets_file(path)
+    assert "hunter2" not in str(error.value)
