@@ -32,6 +32,9 @@ COMMENT ON TABLE consumer_log IS 'Backstop: one row for each message that a cons
 CREATE INDEX consumer_log_leases ON consumer_log (lease_expires_at) WHERE state = 'CONSUMING';
 -- What arrived lately, for orphans, conflicts and log-derived progress.
 CREATE INDEX consumer_log_received ON consumer_log (consumer_group, first_received_at);
+-- The highest offset of each queue, for groups whose progress is derived from their logs: its cost follows the queues.
+CREATE INDEX consumer_log_position ON consumer_log (consumer_group, topic, queue_id, queue_epoch, queue_offset)
+    WHERE queue_offset IS NOT NULL;
 
 CREATE TABLE consumer_log_floor (
     consumer_group text        PRIMARY KEY,

@@ -1,0 +1,26 @@
+-- Least privileges in a consumer database, safe to run twice: NOLOGIN roles, which a platform grants to its logins.
+-- Run it as the tables' owner; a role that is missing is made, which takes CREATEROLE (or a DBA makes it before).
+DO $$
+DECLARE
+    wanted text;
+BEGIN
+    FOREACH wanted IN ARRAY ARRAY['backstop_consumer', 'backstop_duty'] LOOP
+        BEGIN
+            IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+            END IF;
+        EXCEPTION WHEN duplicate_object OR unique_violation THEN
+            -- Roles belong to the server: another database's run made it a moment ago.
+            RAISE NOTICE 'role % is there already', wanted;
+        END;
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), wanted);
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), wanted);
+    END LOOP;
+END
+$$;
+
+-- backstop_consumer: the consumer groups, which own their logs.
+GRANT SELECT, INSERT, UPDATE ON consumer_log TO backstop_consumer;
+
+-- backstop_duty: Backstop's duties, which only read here.
+GRANT SELECT ON consumer_log, consumer_log_floor, backstop_consumer_version TO backstop_duty;

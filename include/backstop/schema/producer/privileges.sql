@@ -1,0 +1,33 @@
+-- Least privileges in a producer database, safe to run twice: NOLOGIN roles, which a platform grants to its logins.
+-- Run it as the tables' owner; a role that is missing is made, which takes CREATEROLE (or a DBA makes it before).
+DO $$
+DECLARE
+    wanted text;
+BEGIN
+    FOREACH wanted IN ARRAY ARRAY['backstop_app', 'backstop_duty'] LOOP
+        BEGIN
+            IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+            END IF;
+        EXCEPTION WHEN duplicate_object OR unique_violation THEN
+            -- Roles belong to the server: another database's run made it a moment ago.
+            RAISE NOTICE 'role % is there already', wanted;
+        END;
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), wanted);
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), wanted);
+    END LOOP;
+END
+$$;
+
+-- backstop_app: the application, which records and settles its own sends, and cannot decide what became of a message.
+GRANT SELECT, INSERT ON message_stub TO backstop_app;
+GRANT UPDATE (refusals, broker, queue_id, queue_offset, queue_epoch, broker_message_id, sent_at, attempt_token,
+    attempt_requested_by, updated_at) ON message_stub TO backstop_app;
+GRANT SELECT, INSERT ON send_attempt TO backstop_app;
+
+-- backstop_duty: Backstop's duties, which change what they decide, and never a message.
+GRANT SELECT ON message_stub, send_attempt, backstop_producer_version TO backstop_duty;
+GRANT UPDATE (status, send_count, refusals, max_sends, next_check_at, broker, queue_id, queue_offset, queue_epoch,
+    broker_message_id, first_seen_at, judged_at, attempted_at, sent_at, attempt_token, attempt_deadline,
+    attempt_groups, attempt_requested_by, updated_at) ON message_stub TO backstop_duty;
+GRANT INSERT ON send_attempt TO backstop_duty;

@@ -1,0 +1,32 @@
+"""Which revisions each database role has, read from the names of its SQL files: `0001_stubs.sql` is revision 0001."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from backstop.errors import ConfigurationError
+
+ROLES = ("producer", "consumer", "control")
+
+
+def head(role: str) -> str:
+    """The newest revision of a role's schema."""
+    return max(revisions(role))
+
+
+def revisions(role: str) -> dict[str, str]:
+    """Revision -> its SQL, oldest first."""
+    if role not in ROLES:
+        raise ConfigurationError(
+            f"There is no database role {role!r}.",
+            kept="No database was touched.",
+            next_step=f"Name one of {', '.join(ROLES)}.",
+        )
+    folder = files("backstop.schema").joinpath(role)
+    named = sorted(entry.name for entry in folder.iterdir() if entry.name[:4].isdigit() and entry.name.endswith(".sql"))
+    return {name[:4]: folder.joinpath(name).read_text(encoding="utf-8") for name in named}
+
+
+def version_table(role: str) -> str:
+    """Where the applied revision is kept; a name of its own, so that it cannot meet a host application's."""
+    return f"backstop_{role}_version"

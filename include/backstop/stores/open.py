@@ -1,0 +1,33 @@
+"""Turns settings into stores; the only place that knows which kinds there are."""
+
+from __future__ import annotations
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import ConfigurationError
+from backstop.stores.postgresql_logs import PostgresLogs
+from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.protocol import LogStore, StubStore
+
+
+def open_stub_store(settings: Settings, connections: Connections, shard: str) -> StubStore:
+    """The producer database `shard`; nothing is connected before its first use. Raises ConfigurationError."""
+    if shard not in settings.producers:
+        raise _not_named("producers", shard, settings.producers)
+    return PostgresStubs(shard, connections.url(settings.producers[shard].connection))
+
+
+def open_log_store(settings: Settings, connections: Connections, store: str) -> LogStore:
+    """The consumer database `store`; nothing is connected before its first use. Raises ConfigurationError."""
+    if store not in settings.consumers:
+        raise _not_named("consumers", store, settings.consumers)
+    return PostgresLogs(store, connections.url(settings.consumers[store].connection))
+
+
+def _not_named(section: str, name: str, known: object) -> ConfigurationError:
+    names = ", ".join(known) if isinstance(known, dict) else ""
+    return ConfigurationError(
+        f"backstop.yaml names no {section} {name!r}.",
+        kept="Nothing was read or changed.",
+        next_step=f"Name it under {section}, or use one of: {names}.",
+    )

@@ -1,0 +1,16 @@
+-- What `backstop check` asks of any of our PostgreSQL databases.
+
+-- name: version_is_there: whether the version table exists and may be read; null when there is none
+SELECT has_table_privilege(to_regclass(%(table)s)::oid, 'SELECT');
+
+-- name: privileges: which of the privileges asked for are there; null for a table or column that does not exist
+SELECT n.table_name, n.column_name, n.privilege,
+    CASE WHEN n.column_name IS NULL THEN has_table_privilege(to_regclass(n.table_name)::oid, n.privilege)
+        ELSE has_column_privilege(a.attrelid, a.attnum, n.privilege) END AS granted
+FROM unnest(%(tables)s::text[], %(columns)s::text[], %(privileges)s::text[]) AS n (table_name, column_name, privilege)
+LEFT JOIN pg_attribute a ON a.attrelid = to_regclass(n.table_name)::oid AND a.attname = n.column_name
+    AND NOT a.attisdropped;
+
+-- name: durability: what the server promises to keep across a crash
+SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
+    pg_is_in_recovery();

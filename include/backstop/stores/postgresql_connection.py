@@ -1,0 +1,229 @@
+"""One lazy connection to somebody else's PostgreSQL: its primary only, never waiting for ever, open again after a loss.
+
+A store that does not answer raises StoreUnavailable with the store's name and never its password. That includes a
+server that is there and refuses (no privilege, no table): nothing may be decided from its silence either.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import psycopg2
+from psycopg2 import errors
+from psycopg2.extensions import PYDATETIMETZ, new_type, parse_dsn, register_type
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import cursor as Cursor
+from psycopg2.sql import Composable
+
+from backstop.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT = timedelta(seconds=10)
+STATEMENT_TIMEOUT = timedelta(seconds=60)
+"""A batch takes milliseconds; percentiles over millions of due rows take seconds."""
+_GRACE = 5.0
+"""Seconds that a server gets beyond its own limit before the line is cut from this side."""
+_TRIES = 4
+_SETTINGS = """
+    SELECT set_config('TimeZone', 'UTC', false), set_config('statement_timeout', %(statement)s, false),
+        set_config('lock_timeout', %(lock)s, false), set_config('idle_in_transaction_session_timeout', %(idle)s, false)
+"""
+_TURNED_DOWN = (
+    errors.InsufficientPrivilege, errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName,
+    errors.ReadOnlySqlTransaction, errors.InsufficientResources, errors.SystemError,
+)  # fmt: skip
+"""The server answers, and will not do what a healthy store of this schema does."""
+
+
+class PostgresConnection:
+    """`run(work)` calls `work(cursor)` in a transaction of its own and commits it. For one thread at a time.
+
+    `subject` names the store in errors: "shard shop_a". Opened by the first call, not by the constructor.
+    """
+
+    def __init__(
+        self,
+        subject: str,
+        url: str,
+        *,
+        connect_timeout: timedelta = CONNECT_TIMEOUT,
+        statement_timeout: timedelta = STATEMENT_TIMEOUT,
+    ) -> None:
+        self.subject = subject
+        self._url = url
+        self._connect_seconds = max(1, round(connect_timeout.total_seconds()))
+        self._statement_seconds = statement_timeout.total_seconds()
+        self._connection: Connection | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.subject})"
+
+    def parameters(self) -> dict[str, str]:
+        """The connection's parameters by libpq's names, the password among them. Raises StoreUnavailable."""
+        parameters = read_url(self._url)
+        if parameters is None:
+            raise self._unavailable(NOT_A_URL)
+        return parameters
+
+    def run(self, work: Callable[[Cursor], T]) -> T:
+        """What `work` returns, committed.
+
+        `work` may be called again: after a deadlock, and when a connection that was idle turns out to be gone before
+        anything was committed. A connection lost during the commit is never repeated here: whoever owns the token
+        finds out. Raises StoreUnavailable.
+        """
+        for attempt in range(1, _TRIES + 1):
+            was_open = self._connection is not None
+            committing = False
+            try:
+                with self._alarmed() as connection:
+                    with connection.cursor() as cursor:
+                        result = work(cursor)
+                    committing = True
+                    connection.commit()
+                    return result
+            except (errors.DeadlockDetected, errors.SerializationFailure) as error:
+                self._roll_back()
+                if attempt == _TRIES:
+                    raise self._unavailable(_first_line(error)) from None
+            except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+                gone = self._connection is None or self._connection.closed != 0
+                self.close()
+                if not (was_open and gone and not committing and attempt == 1):
+                    raise self._unavailable(_first_line(error)) from None
+            except _TURNED_DOWN as error:
+                self._roll_back()
+                raise self._unavailable(f"it refused: {_first_line(error)}", refused=True) from None
+            except BaseException:
+                self._roll_back()
+                raise
+        raise AssertionError("the last try returns or raises")
+
+    def rows(self, statement: str | Composable, values: object = None) -> list[tuple[Any, ...]]:
+        """The rows of one statement in a transaction of its own. Raises StoreUnavailable."""
+
+        def work(cursor: Cursor) -> list[tuple[Any, ...]]:
+            cursor.execute(statement, values)  # type: ignore[arg-type]
+            return cursor.fetchall()
+
+        return self.run(work)
+
+    def close(self) -> None:
+        """Safe to call twice; the next `run` opens again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    @contextmanager
+    def _alarmed(self) -> Iterator[Connection]:
+        """The open connection; its line is cut when server and network are silent beyond every limit of theirs."""
+        connection = self._open()
+        cut = threading.Timer(self._statement_seconds + _GRACE, _cut_line, [connection])
+        cut.daemon = True
+        cut.start()
+        try:
+            yield connection
+        finally:
+            cut.cancel()
+
+    def _open(self) -> Connection:
+        if self._connection is not None and self._connection.closed == 0:
+            return self._connection
+        parameters = {"application_name": "backstop", "keepalives_idle": "30", **self.parameters()}
+        # A standby may lack the very row that is asked for; what it does not have is not absent.
+        parameters["target_session_attrs"] = "primary"
+        parameters["connect_timeout"] = str(self._connect_seconds)
+        connection: Connection = psycopg2.connect(**parameters)  # type: ignore[call-overload]
+        self._connection = connection
+        register_type(_INSTANT, connection)
+        limit = str(round(self._statement_seconds * 1000))
+        with connection.cursor() as cursor:
+            cursor.execute(_SETTINGS, {"statement": limit, "lock": limit, "idle": limit})
+        connection.commit()
+        return connection
+
+    def _roll_back(self) -> None:
+        if self._connection is None:
+            return
+        try:
+            self._connection.rollback()
+        except psycopg2.Error:
+            self.close()  # the server drops the transaction with the connection
+
+    def _unavailable(self, why: str, *, refused: bool = False) -> StoreUnavailable:
+        password = (read_url(self._url) or {}).get("password")
+        if password:
+            why = why.replace(password, "***")
+        if refused:
+            next_step = "Run `backstop migrate` and `backstop check` for it; the next run looks again."
+        else:
+            next_step = "Bring it back, or mend its connection; the next run goes on where this one stopped."
+        return StoreUnavailable(
+            f"The database of {self.subject} did not answer: {why.rstrip('.')}.",
+            kept="Nothing was decided from its silence; what it had committed is there.",
+            next_step=next_step,
+        )
+
+
+def _instant(value: str | bytes | None, cursor: Cursor) -> Any:
+    """An instant, clamped to what a datetime can hold: another program's odd row must not fail the whole batch."""
+    if value is None:
+        return None
+    text = str(value)
+    if text == "-infinity" or text.endswith("BC"):
+        return datetime.min.replace(tzinfo=UTC)
+    if text == "infinity" or text.index("-") > 4:
+        return datetime.max.replace(tzinfo=UTC)
+    return PYDATETIMETZ(text, cursor)
+
+
+_TIMESTAMPTZ = 1184
+_INSTANT = new_type((_TIMESTAMPTZ,), "INSTANT", _instant)
+
+
+NOT_A_URL = "its connection is not a URL that PostgreSQL understands"
+
+
+def read_url(url: str) -> dict[str, str] | None:
+    """A URL's parameters by libpq's names; null when it is no URL that libpq would connect with.
+
+    A password with a bare `/` or `@` in it ends up in the port, host or database, which the server's errors repeat: such a
+    URL never gets as far as a connection.
+    """
+    try:
+        parameters = {name: str(value) for name, value in parse_dsn(url).items()}
+    except psycopg2.ProgrammingError:
+        return None  # the driver's own text repeats the URL
+    ports = parameters.get("port", "").split(",")
+    names = parameters.get("host", "") + parameters.get("dbname", "")
+    return parameters if all(port.isdigit() or not port for port in ports) and "@" not in names else None
+
+
+def storable(text: str) -> bool:
+    """Whether PostgreSQL can hold this text at all; a key that it cannot hold has no row."""
+    return "\x00" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def columns(rows: Sequence[Sequence[object]], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Rows as one array a column, for `unnest`; every name gets an array, also without rows."""
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+def _cut_line(connection: Connection) -> None:
+    try:
+        with socket.socket(fileno=os.dup(connection.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
+    except (OSError, psycopg2.InterfaceError):
+        return  # closed meanwhile: there is no line left to cut
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,103 @@
+"""Reads consumer groups' logs in a PostgreSQL database, defensively: other programs write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from backstop.brokers.protocol import Finding
+from backstop.named_sql import load
+from backstop.records import Key, LogRow, LogState
+from backstop.stores.postgresql_check import Need, check
+from backstop.stores.postgresql_connection import PostgresConnection, storable
+
+_SQL = load("backstop.stores", "postgresql_logs.sql")
+_CHUNK = 10_000
+"""Keys of one statement."""
+NEEDS: tuple[Need, ...] = (("consumer_log", None, "SELECT"), ("consumer_log_floor", None, "SELECT"))
+
+
+class PostgresLogs:
+    """The logs of one consumer database; see stores.protocol.LogStore."""
+
+    def __init__(self, store: str, url: str) -> None:
+        self._connection = PostgresConnection(f"store {store}", url)
+
+    def __repr__(self) -> str:
+        return f"PostgresLogs({self._connection.subject})"
+
+    def clock(self) -> datetime:
+        ((now,),) = self._connection.rows(_SQL["clock"])
+        return now  # type: ignore[no-any-return]
+
+    def floor(self, group: str) -> datetime:
+        found = self._connection.rows(_SQL["floor"], {"group": group})
+        return found[0][0] if found else datetime.min.replace(tzinfo=UTC)
+
+    def logs(self, group: str, keys: Sequence[Key]) -> dict[Key, LogRow]:
+        asked = [key for key in dict.fromkeys(keys) if storable(key.topic) and storable(key.message_id)]
+        found: dict[Key, LogRow] = {}
+        for start in range(0, len(asked), _CHUNK):
+            chunk = asked[start : start + _CHUNK]
+            values = {
+                "group": group,
+                "topics": [key.topic for key in chunk],
+                "message_ids": [key.message_id for key in chunk],
+            }
+            for row in self._connection.rows(_SQL["logs"], values):
+                key, log = Key(row[0], row[1]), _log(group, row)
+                if key in found:
+                    # Only a table without our unique key can do this: neither row may be taken for the truth.
+                    log = replace(log, invalid="two rows for one key")
+                found[key] = log
+        return found
+
+    def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:
+        values = {"group": group, "start": start, "end": end, "limit": limit}
+        return [_log(group, row) for row in self._connection.rows(_SQL["received_between"], values)]
+
+    def highest_logged(self, group: str, topic: str) -> dict[tuple[int, str], int]:
+        found = self._connection.rows(_SQL["highest_logged"], {"group": group, "topic": topic})
+        return {(queue_id, epoch): offset for queue_id, epoch, offset in found}
+
+    def check(self) -> list[Finding]:
+        return check(self._connection, "consumer", NEEDS)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_STATES = frozenset(str(state) for state in LogState)
+
+
+def _log(group: str, row: Sequence[Any]) -> LogRow:
+    (topic, message_id, state, token, lease, attempts, stopped, received, updated, consumed, conflicts, error) = row
+    if state not in _STATES:
+        invalid = f"unknown state {str(state)[:40]!r}"
+    elif updated is None:
+        invalid = "no updated_at"
+    elif state == LogState.CONSUMED and consumed is None:
+        invalid = "CONSUMED without consumed_at"
+    elif received is None:
+        invalid = "no first_received_at"
+    elif attempts is None or attempts < 0 or stopped is None or stopped < 0:
+        invalid = "no count of attempts or of duplicates"
+    else:
+        invalid = None
+    return LogRow(
+        consumer_group=group, topic=topic, message_id=message_id, state="" if state is None else state,
+        owner_token=token, lease_expires_at=lease, attempts=attempts or 0, duplicates_stopped=stopped or 0,
+        first_received_at=received, updated_at=updated, consumed_at=consumed, conflicts=conflicts or 0,
+        last_error=error, invalid=invalid,
+    )  # fmt: skip

@@ -1,0 +1,46 @@
+-- Logs in a consumer database, read only.
+
+-- name: clock: the store's own time
+SELECT clock_timestamp();
+
+-- name: floor: the largest updated_at ever purged of a group; no row or -infinity when nothing was
+SELECT log_floor
+FROM consumer_log_floor WHERE consumer_group = %(group)s::text;
+
+-- name: logs: one group's rows by key
+SELECT l.topic, l.message_id, l.state, l.owner_token::text,
+    l.lease_expires_at, l.attempts, l.duplicates_stopped, l.first_received_at, l.updated_at, l.consumed_at,
+    l.conflicts, l.last_error
+FROM consumer_log l
+JOIN unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+    ON l.topic = k.topic AND l.message_id = k.message_id
+WHERE l.consumer_group = %(group)s::text;
+
+-- name: received_between: one group's logs first received in [start, end), oldest first
+SELECT l.topic, l.message_id, l.state, l.owner_token::text,
+    l.lease_expires_at, l.attempts, l.duplicates_stopped, l.first_received_at, l.updated_at, l.consumed_at,
+    l.conflicts, l.last_error
+FROM consumer_log l
+WHERE l.consumer_group = %(group)s::text
+    AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz
+ORDER BY l.first_received_at, l.topic, l.message_id
+LIMIT %(limit)s;
+
+-- name: highest_logged: the highest original offset in each queue and epoch, by jumping over the position index
+WITH RECURSIVE queue AS (
+    (SELECT l.queue_id, l.queue_epoch FROM consumer_log l
+    WHERE l.consumer_group = %(group)s::text AND l.topic = %(topic)s::text AND l.queue_offset IS NOT NULL
+        AND l.queue_id IS NOT NULL AND l.queue_epoch IS NOT NULL
+    ORDER BY l.queue_id, l.queue_epoch LIMIT 1)
+    UNION ALL
+    SELECT n.queue_id, n.queue_epoch FROM queue q CROSS JOIN LATERAL (
+        SELECT l.queue_id, l.queue_epoch FROM consumer_log l
+        WHERE l.consumer_group = %(group)s::text AND l.topic = %(topic)s::text AND l.queue_offset IS NOT NULL
+            AND (l.queue_id, l.queue_epoch) > (q.queue_id, q.queue_epoch)
+        ORDER BY l.queue_id, l.queue_epoch LIMIT 1) n
+)
+SELECT q.queue_id, q.queue_epoch, (
+    SELECT max(l.queue_offset) FROM consumer_log l
+    WHERE l.consumer_group = %(group)s::text AND l.topic = %(topic)s::text
+        AND l.queue_id = q.queue_id AND l.queue_epoch = q.queue_epoch AND l.queue_offset IS NOT NULL)
+FROM queue q;

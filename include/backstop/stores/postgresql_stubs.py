@@ -1,0 +1,210 @@
+"""Reads and changes stubs in a PostgreSQL database; every change is a compare-and-set on the row itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from backstop.brokers.protocol import Finding
+from backstop.errors import ContractBroken
+from backstop.named_sql import load
+from backstop.records import Attempt, Key, Message, Outcome, Stub
+from backstop.stores.postgresql_check import Need, check
+from backstop.stores.postgresql_connection import PostgresConnection, columns, storable
+from backstop.stores.postgresql_scan import scan
+from backstop.stores.protocol import Claim, Scan, Scope, Settlement, StubOutcome
+
+_SQL = load("backstop.stores", "postgresql_stubs.sql")
+_CHUNK = 10_000
+"""Rows of one statement."""
+_ERROR_LENGTH = 2_000
+T = TypeVar("T")
+
+CHANGED = (
+    "status", "send_count", "refusals", "max_sends", "next_check_at", "broker", "queue_id", "queue_offset",
+    "queue_epoch", "broker_message_id", "first_seen_at", "judged_at", "attempted_at", "sent_at", "attempt_token",
+    "attempt_deadline", "attempt_groups", "attempt_requested_by", "updated_at",
+)  # fmt: skip
+"""The columns of message_stub that duties write."""
+NEEDS: tuple[Need, ...] = (
+    ("message_stub", None, "SELECT"),
+    *(("message_stub", name, "UPDATE") for name in CHANGED),
+    ("send_attempt", None, "SELECT"),
+    ("send_attempt", None, "INSERT"),
+)
+
+
+class PostgresStubs:
+    """The stubs of one producer database; see stores.protocol.StubStore.
+
+    Position and `sent_at` of a stub describe the newest number handed out: a claim empties them, and only `sent` fills
+    them. What became of earlier numbers is in send_attempt.
+    """
+
+    def __init__(self, shard: str, url: str) -> None:
+        self._shard = shard
+        self._connection = PostgresConnection(f"shard {shard}", url)
+
+    def __repr__(self) -> str:
+        return f"PostgresStubs({self._shard})"
+
+    @property
+    def shard(self) -> str:
+        return self._shard
+
+    def clock(self) -> datetime:
+        ((now,),) = self._connection.rows(_SQL["clock"])
+        return now  # type: ignore[no-any-return]
+
+    def count_due(self, as_of: datetime, scope: Scope, limit: int) -> int:
+        values = {**scope_values(as_of, scope), "limit": limit}
+        ((number,),) = self._connection.rows(_SQL["count_due"], values)
+        return int(number)
+
+    def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
+        values = {**scope_values(as_of, scope), "shard": self._shard}
+        return scan(self._connection, _SQL["scan_stubs"], values, partitions)
+
+    def scan_attempts(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
+        return scan(self._connection, _SQL["scan_attempts"], scope_values(as_of, scope), partitions)
+
+    def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
+        return {
+            Key(row[0], row[1]): Stub(
+                shard=self._shard, topic=row[0], message_id=row[1], status=row[2], send_count=row[3], refusals=row[4],
+                max_sends=row[5], next_check_at=row[6], created_at=row[7], tag=row[8], ordering_key=row[9],
+                broker=row[10], queue_id=row[11], queue_offset=row[12], queue_epoch=row[13], deliver_at=row[14],
+                first_seen_at=row[15], attempted_at=row[16], sent_at=row[17], attempt_token=row[18],
+                attempt_deadline=row[19], judged_at=row[20],
+            )
+            for row in self._by_key("stubs", keys)
+        }  # fmt: skip
+
+    def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
+        found: dict[Key, list[Attempt]] = {}
+        for row in self._by_key("attempts", keys):
+            attempt = Attempt(
+                topic=row[0], message_id=row[1], send_number=row[2], groups=None if row[3] is None else tuple(row[3]),
+                requested_by=row[4], started_at=row[5], finished_at=row[6], outcome=row[7], queue_id=row[8],
+                queue_offset=row[9], queue_epoch=row[10], error=row[11],
+            )  # fmt: skip
+            found.setdefault(Key(row[0], row[1]), []).append(attempt)
+        return found
+
+    def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
+        return {
+            Key(topic, message_id): Message(topic, message_id, bytes(content), _texts(headers), tag, ordering_key)
+            for topic, message_id, content, headers, tag, ordering_key in self._by_key("contents", keys)
+        }
+
+    def claim(self, claims: Sequence[Claim]) -> set[Key]:
+        if len({claim.key for claim in claims}) != len(claims):
+            raise ContractBroken(
+                "One batch claims two numbers of one message.",
+                kept="No number was handed out.",
+                next_step="Claim one number of a message at a time: the later one is free only after the earlier one.",
+            )
+        if not claims:
+            return set()
+        rows = [
+            (
+                *claim.key, claim.send_number, claim.token,
+                None if claim.groups is None else json.dumps(list(claim.groups), ensure_ascii=False),
+                claim.requested_by, claim.attempt_seconds, claim.next_check_seconds, claim.max_sends,
+                claim.max_refusals, claim.only_when_due,
+            )
+            for claim in claims
+        ]  # fmt: skip
+        names = (
+            "topics", "message_ids", "send_numbers", "tokens", "groups", "requested_by", "attempt_seconds",
+            "next_check_seconds", "max_sends", "max_refusals", "only_when_due",
+        )  # fmt: skip
+        return self._changed("claim", columns(rows, names))
+
+    def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
+        if not settlements:
+            return set()
+        rows = []
+        for ended in settlements:
+            # A copy that the broker did not acknowledge has no place, whatever the caller believes.
+            position = ended.position if ended.outcome is Outcome.SENT else None
+            rows.append((
+                *ended.key, ended.send_number, ended.token, str(ended.outcome), ended.broker,
+                *((position.queue_id, position.offset, position.epoch) if position else (None, None, None)),
+                ended.broker_message_id, None if ended.error is None else _stored_text(ended.error),
+            ))  # fmt: skip
+        names = (
+            "topics", "message_ids", "send_numbers", "tokens", "outcomes", "brokers", "queue_ids", "queue_offsets",
+            "queue_epochs", "broker_message_ids", "errors",
+        )  # fmt: skip
+        return self._changed("settle", columns(rows, names))
+
+    def recover(self, limit: int) -> list[Key]:
+        return [Key(*row) for row in self._connection.rows(_SQL["recover"], {"limit": limit})]
+
+    def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime) -> int:
+        names = ("topics", "message_ids", "old_statuses", "new_statuses", "send_counts", "next_looks")
+        moved = 0
+        for chunk in _chunks(outcomes):
+            rows = [(*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk]
+            moved += len(self._changed("promote", {**columns(rows, names), "as_of": as_of}))
+        return moved
+
+    def void(self, key: Key) -> bool:
+        return bool(self._connection.rows(_SQL["void"], {"topic": key.topic, "message_id": key.message_id}))
+
+    def raise_max_sends(self, key: Key, max_sends: int) -> bool:
+        values = {"topic": key.topic, "message_id": key.message_id, "max_sends": max_sends}
+        return bool(self._connection.rows(_SQL["raise_max_sends"], values))
+
+    def check(self) -> list[Finding]:
+        return check(self._connection, "producer", NEEDS)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _by_key(self, query: str, keys: Iterable[Key]) -> Iterator[tuple[Any, ...]]:
+        asked = [key for key in dict.fromkeys(keys) if storable(key.topic) and storable(key.message_id)]
+        for chunk in _chunks(asked):
+            yield from self._connection.rows(_SQL[query], columns(chunk, ("topics", "message_ids")))
+
+    def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
+        return {Key(topic, message_id) for topic, message_id in self._connection.rows(_SQL[statement], values)}
+
+
+def scope_values(as_of: datetime, scope: Scope) -> dict[str, Any]:
+    """The parameters that every query over what is due takes."""
+    return {
+        "as_of": as_of,
+        "topics": None if scope.topics is None else list(scope.topics),
+        "created_from": scope.created_from,
+        "created_to": scope.created_to,
+    }
+
+
+def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(rows), _CHUNK):
+        yield rows[start : start + _CHUNK]
+
+
+def _texts(headers: dict[str, Any]) -> dict[str, str]:
+    # Headers are text to text by contract; another program's number or list travels as its JSON.
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in headers.items()
+    }
+
+
+def _stored_text(text: str) -> str:
+    return text[:_ERROR_LENGTH].encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")

@@ -1,0 +1,232 @@
+-- Stubs and attempts in a producer database. Instants as parameters are timestamptz; keys are parallel arrays.
+-- Rows are locked in key order everywhere, so that two workers with overlapping batches cannot deadlock.
+
+-- name: clock: the store's own time
+SELECT clock_timestamp();
+
+-- name: count_due: how many stubs are due, counted up to a limit; null topics or instants mean no bound
+SELECT count(*) FROM (
+    SELECT 1 FROM message_stub s
+    WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
+        AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
+        AND (%(created_from)s::timestamptz IS NULL OR s.created_at >= %(created_from)s::timestamptz)
+        AND (%(created_to)s::timestamptz IS NULL OR s.created_at < %(created_to)s::timestamptz)
+    LIMIT %(limit)s
+) due;
+
+-- name: bounds: the instants that cut what is due into ranges of equal size, over the due index
+SELECT percentile_disc(%(fractions)s::float8[]) WITHIN GROUP (ORDER BY s.next_check_at)
+FROM message_stub s
+WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz;
+
+-- name: scan_stubs: a table for Spark, cut by due_at (which the index holds); the columns of STUB_COLUMNS, then due_at
+SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_count, s.refusals, s.max_sends,
+    CASE WHEN isfinite(s.next_check_at) THEN (extract(epoch FROM s.next_check_at) * 1000000)::bigint END AS next_check_at,
+    CASE WHEN isfinite(s.created_at) THEN (extract(epoch FROM s.created_at) * 1000000)::bigint END AS created_at,
+    CASE WHEN isfinite(s.first_seen_at) THEN (extract(epoch FROM s.first_seen_at) * 1000000)::bigint END AS first_seen_at,
+    CASE WHEN isfinite(s.judged_at) THEN (extract(epoch FROM s.judged_at) * 1000000)::bigint END AS judged_at,
+    CASE WHEN isfinite(s.deliver_at) THEN (extract(epoch FROM s.deliver_at) * 1000000)::bigint END AS deliver_at,
+    CASE WHEN isfinite(s.attempted_at) THEN (extract(epoch FROM s.attempted_at) * 1000000)::bigint END AS attempted_at,
+    CASE WHEN isfinite(s.sent_at) THEN (extract(epoch FROM s.sent_at) * 1000000)::bigint END AS sent_at,
+    CASE WHEN isfinite(s.attempt_deadline) THEN (extract(epoch FROM s.attempt_deadline) * 1000000)::bigint END
+        AS attempt_deadline,
+    s.queue_id, s.queue_offset, s.queue_epoch, s.next_check_at AS due_at
+FROM message_stub s
+WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
+    AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
+    AND (%(created_from)s::timestamptz IS NULL OR s.created_at >= %(created_from)s::timestamptz)
+    AND (%(created_to)s::timestamptz IS NULL OR s.created_at < %(created_to)s::timestamptz);
+
+-- name: scan_attempts: the attempts of due stubs that were sent more than once, one row an addressed group
+SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome, a.queue_id, a.queue_offset, a.queue_epoch,
+    CASE WHEN isfinite(a.started_at) THEN (extract(epoch FROM a.started_at) * 1000000)::bigint END AS started_at,
+    CASE WHEN isfinite(a.finished_at) THEN (extract(epoch FROM a.finished_at) * 1000000)::bigint END AS finished_at,
+    s.next_check_at AS due_at
+FROM message_stub s
+JOIN send_attempt a ON a.topic = s.topic AND a.message_id = s.message_id
+LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
+WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz AND s.send_count > 1
+    AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
+    AND (%(created_from)s::timestamptz IS NULL OR s.created_at >= %(created_from)s::timestamptz)
+    AND (%(created_to)s::timestamptz IS NULL OR s.created_at < %(created_to)s::timestamptz);
+
+-- name: range: the predicate of one partition of a scan; -infinity and infinity are open ends
+due_at >= %(start)s::timestamptz AND due_at < %(end)s::timestamptz;
+
+-- name: stubs: by key, without their payload
+SELECT s.topic, s.message_id, s.status, s.send_count, s.refusals, s.max_sends, s.next_check_at, s.created_at, s.tag,
+    s.ordering_key, s.broker, s.queue_id, s.queue_offset, s.queue_epoch, s.deliver_at, s.first_seen_at, s.attempted_at,
+    s.sent_at, s.attempt_token::text, s.attempt_deadline, s.judged_at
+FROM message_stub s
+JOIN unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+    ON s.topic = k.topic AND s.message_id = k.message_id;
+
+-- name: attempts: by key, every number that has ended, ascending
+SELECT a.topic, a.message_id, a.send_number, a.groups, a.requested_by, a.started_at, a.finished_at, a.outcome,
+    a.queue_id, a.queue_offset, a.queue_epoch, a.error
+FROM send_attempt a
+JOIN unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+    ON a.topic = k.topic AND a.message_id = k.message_id
+ORDER BY a.topic, a.message_id, a.send_number;
+
+-- name: contents: by key, what to publish
+SELECT s.topic, s.message_id, s.content, s.headers, s.tag, s.ordering_key
+FROM message_stub s
+JOIN unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+    ON s.topic = k.topic AND s.message_id = k.message_id;
+
+-- name: claim: hands out one send number for each key, only where it is the next one and nothing forbids it
+-- The instant is taken once every row is locked, so that no deadline counts the time spent waiting for a lock. The
+-- position becomes that of the number now under way: not known yet.
+WITH asked AS (
+    SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(tokens)s::uuid[],
+            %(groups)s::jsonb[], %(requested_by)s::text[], %(attempt_seconds)s::float8[],
+            %(next_check_seconds)s::float8[], %(max_sends)s::integer[], %(max_refusals)s::integer[],
+            %(only_when_due)s::boolean[])
+        AS a (topic, message_id, send_number, token, groups, requested_by, attempt_seconds, next_check_seconds,
+              max_sends, max_refusals, only_when_due)
+), held AS MATERIALIZED (
+    SELECT s.topic, s.message_id
+    FROM message_stub s
+    JOIN asked a ON a.topic = s.topic AND a.message_id = s.message_id
+    WHERE s.send_count = a.send_number - 1 AND s.status = 'pending' AND s.attempt_token IS NULL
+    ORDER BY s.topic, s.message_id
+    FOR UPDATE OF s
+), instant AS MATERIALIZED (
+    SELECT clock_timestamp() AS now, count(*) AS locked FROM held
+)
+UPDATE message_stub s SET
+    send_count = a.send_number,
+    attempt_token = a.token,
+    attempt_deadline = i.now + a.attempt_seconds * interval '1 second',
+    attempted_at = i.now,
+    attempt_groups = CASE WHEN a.groups IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(a.groups)) END,
+    attempt_requested_by = a.requested_by,
+    next_check_at = i.now + a.next_check_seconds * interval '1 second',
+    sent_at = NULL,
+    queue_id = NULL,
+    queue_offset = NULL,
+    queue_epoch = NULL,
+    broker_message_id = NULL,
+    updated_at = i.now
+FROM instant i
+CROSS JOIN held h
+JOIN asked a ON a.topic = h.topic AND a.message_id = h.message_id
+WHERE s.topic = h.topic AND s.message_id = h.message_id
+    AND s.send_count = a.send_number - 1 AND s.status = 'pending' AND s.attempt_token IS NULL
+    AND s.send_count - s.refusals < coalesce(s.max_sends, a.max_sends) AND s.refusals < a.max_refusals
+    AND (NOT a.only_when_due OR s.next_check_at <= i.now)
+RETURNING s.topic, s.message_id;
+
+-- name: settle: how each attempt ended, only where its token is still the stub's; the stub and its attempt together
+WITH given AS (
+    SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(tokens)s::uuid[],
+            %(outcomes)s::text[], %(brokers)s::text[], %(queue_ids)s::integer[], %(queue_offsets)s::bigint[],
+            %(queue_epochs)s::text[], %(broker_message_ids)s::text[], %(errors)s::text[])
+        AS g (topic, message_id, send_number, token, outcome, broker, queue_id, queue_offset, queue_epoch,
+              broker_message_id, error)
+), held AS MATERIALIZED (
+    SELECT s.topic, s.message_id, s.attempt_groups, s.attempt_requested_by
+    FROM message_stub s
+    JOIN given g ON g.topic = s.topic AND g.message_id = s.message_id AND g.token = s.attempt_token
+    ORDER BY s.topic, s.message_id
+    FOR UPDATE OF s
+), settled AS (
+    UPDATE message_stub s SET
+        attempt_token = NULL,
+        attempt_groups = NULL,
+        attempt_requested_by = NULL,
+        refusals = s.refusals + (g.outcome = 'refused')::integer,
+        sent_at = CASE WHEN g.outcome = 'sent' THEN clock_timestamp() END,
+        broker = coalesce(g.broker, s.broker),
+        queue_id = g.queue_id,
+        queue_offset = g.queue_offset,
+        queue_epoch = g.queue_epoch,
+        broker_message_id = g.broker_message_id,
+        updated_at = clock_timestamp()
+    FROM held h
+    JOIN given g ON g.topic = h.topic AND g.message_id = h.message_id
+    WHERE s.topic = h.topic AND s.message_id = h.message_id
+        AND s.attempt_token = g.token AND s.send_count = g.send_number
+    RETURNING s.topic, s.message_id, s.send_count, s.attempted_at, h.attempt_groups, h.attempt_requested_by,
+        g.outcome, g.queue_id, g.queue_offset, g.queue_epoch, g.broker_message_id, g.error
+), written AS (
+    -- A number that has a row already has ended: the first account of it stays.
+    INSERT INTO send_attempt
+        (topic, message_id, send_number, groups, requested_by, started_at, outcome, queue_id, queue_offset,
+         queue_epoch, broker_message_id, error)
+    SELECT topic, message_id, send_count, attempt_groups, coalesce(attempt_requested_by, 'not recorded'),
+        attempted_at, outcome, queue_id, queue_offset, queue_epoch, broker_message_id, error
+    FROM settled
+    ON CONFLICT (topic, message_id, send_number) DO NOTHING
+)
+SELECT topic, message_id FROM settled;
+
+-- name: recover: attempts past their deadline lose their token and are recorded as unknown; locked rows are skipped
+WITH late AS MATERIALIZED (
+    SELECT s.topic, s.message_id, s.attempt_token, s.attempt_groups, s.attempt_requested_by
+    FROM message_stub s
+    WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline <= statement_timestamp()
+    ORDER BY s.attempt_deadline
+    LIMIT %(limit)s
+    FOR UPDATE OF s SKIP LOCKED
+), recovered AS (
+    UPDATE message_stub s SET
+        attempt_token = NULL,
+        attempt_groups = NULL,
+        attempt_requested_by = NULL,
+        updated_at = clock_timestamp()
+    FROM late l
+    WHERE s.topic = l.topic AND s.message_id = l.message_id AND s.attempt_token = l.attempt_token
+    RETURNING s.topic, s.message_id, s.send_count, s.attempted_at, l.attempt_groups, l.attempt_requested_by
+), written AS (
+    INSERT INTO send_attempt (topic, message_id, send_number, groups, requested_by, started_at, outcome, error)
+    SELECT topic, message_id, send_count, attempt_groups, coalesce(attempt_requested_by, 'not recorded'),
+        attempted_at, 'unknown', 'its deadline passed before anybody told how it ended'
+    FROM recovered
+    ON CONFLICT (topic, message_id, send_number) DO NOTHING
+)
+SELECT topic, message_id FROM recovered ORDER BY topic, message_id;
+
+-- name: promote: what a run decided, only where status and send count are as judged; final states stay
+WITH decided AS (
+    SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(old_statuses)s::text[],
+            %(new_statuses)s::text[], %(send_counts)s::integer[], %(next_looks)s::timestamptz[])
+        AS d (topic, message_id, old_status, new_status, send_count, next_look)
+), held AS MATERIALIZED (
+    SELECT s.topic, s.message_id
+    FROM message_stub s
+    JOIN decided d ON d.topic = s.topic AND d.message_id = s.message_id
+    WHERE s.status = d.old_status AND s.send_count = d.send_count
+    ORDER BY s.topic, s.message_id
+    FOR UPDATE OF s
+)
+UPDATE message_stub s SET
+    status = d.new_status,
+    next_check_at = greatest(s.next_check_at, d.next_look),
+    first_seen_at = coalesce(s.first_seen_at, %(as_of)s::timestamptz),
+    judged_at = greatest(s.judged_at, %(as_of)s::timestamptz),
+    updated_at = clock_timestamp()
+FROM held h
+JOIN decided d ON d.topic = h.topic AND d.message_id = h.message_id
+WHERE s.topic = h.topic AND s.message_id = h.message_id
+    AND s.status = d.old_status AND s.send_count = d.send_count
+    AND s.status NOT IN ('confirmed', 'voided')
+    AND (d.new_status = 'pending' OR s.attempt_token IS NULL)
+RETURNING s.topic, s.message_id;
+
+-- name: void: withdraws one message, unless an attempt is under way or its state is final
+UPDATE message_stub SET status = 'voided', updated_at = clock_timestamp()
+WHERE topic = %(topic)s::text AND message_id = %(message_id)s::text
+    AND status IN ('pending', 'exhausted') AND attempt_token IS NULL
+RETURNING topic;
+
+-- name: raise_max_sends: a person allows more sends: pending again and due now; a larger allowance stays
+UPDATE message_stub SET
+    max_sends = greatest(max_sends, %(max_sends)s::integer),
+    status = 'pending',
+    next_check_at = least(next_check_at, clock_timestamp()),
+    updated_at = clock_timestamp()
+WHERE topic = %(topic)s::text AND message_id = %(message_id)s::text
+    AND status IN ('pending', 'exhausted') AND send_count < %(max_sends)s::integer
+RETURNING topic;
