@@ -158,6 +158,16 @@ def _id_in(headers: str) -> str:
 ADAPTERS: dict[str, Callable[[Valkey], UnderTest]] = {"redis_streams": RedisStreamsUnderTest}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def another_server_program() -> Iterator[None]:
+    """BACKSTOP_TEST_REDIS_SERVER names the redis-server of another version, to run the suite against it."""
+    program = os.environ.get("BACKSTOP_TEST_REDIS_SERVER")
+    with pytest.MonkeyPatch.context() as patch:
+        if program:
+            patch.setattr("backstop.local.valkey.installed", lambda: Path(program))
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
     with Valkey(tmp_path_factory.mktemp("broker")) as server:

@@ -1,4 +1,4 @@
-"""Publishes batches: one pipelined script call for each queue and piece of a batch, a receipt for each message.
+"""Publishes batches: one pipelined script call for each queue and piece, a receipt for each message.
 
 REFUSED is said only of what the server certainly did not store: nothing was sent, or it answered with an
 error that it gives before it stores. No answer is UNKNOWN, and so is an error that is not on the list below.
@@ -79,6 +79,7 @@ class Publisher:
         self._clock: tuple[float, float] | None = None
 
     def publish(self, messages: Sequence[Message]) -> list[Receipt]:
+        begun = time.monotonic()
         receipts: dict[int, Receipt] = {}
         queues = self._queues_of({message.topic for message in messages})
         by_queue: dict[tuple[str, int], list[int]] = {}
@@ -97,7 +98,7 @@ class Publisher:
                 continue
             by_queue.setdefault((message.topic, queue_of(_partition(message), count)), []).append(place)
         if packed:
-            deadline = self._deadline()
+            deadline = self._deadline(begun)
             if isinstance(deadline, str):
                 receipts |= dict.fromkeys(packed, _refused(deadline))
             else:
@@ -195,8 +196,8 @@ class Publisher:
                 answers[topic] = _refused(f"Nothing was sent: the topic could not be read: {why}")
         return answers
 
-    def _deadline(self) -> int | str:
-        """Until when the server may store, in its own microseconds; or why that cannot be said.
+    def _deadline(self, begun: float) -> int | str:
+        """Until when the server may store it, in its own microseconds; or why that cannot be said.
 
         A command can lie in the buffers of a stalled server long after we gave it up as UNKNOWN. Without this
         instant it would be stored whenever the server wakes up, later than any policy reckons with.
@@ -214,7 +215,7 @@ class Publisher:
             clock = (int(answer[0]) + int(answer[1]) / 1e6 - time.monotonic(), now)
             with self._lock:
                 self._clock = clock
-        return int((time.monotonic() + clock[0] + self._exchange.seconds) * 1e6)
+        return int((begun + clock[0] + self._exchange.seconds) * 1e6)
 
 
 def _pack(message: Message) -> tuple[bytes, bytes, bytes, bytes]:
