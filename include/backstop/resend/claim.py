@@ -1,0 +1,227 @@
+"""Claims requests in the control database, judges their messages again, and takes the send numbers from the shards.
+
+    due requests -> claimed until a deadline | judged again by key -> a decision each -> send_count moves, or superseded |
+
+The bars are commits, first of the control database, then of the producer's. A worker that dies in between loses nothing:
+its claim runs out, and the send count tells whether the number was taken.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from time import monotonic
+from typing import Any
+
+from backstop.config.policy import Policy
+from backstop.config.settings import Settings
+from backstop.named_sql import load
+from backstop.records import Key
+from backstop.resend.policy import (
+    RECONCILE,
+    Decision,
+    NotNeeded,
+    Postpone,
+    Send,
+    backoff,
+    decide,
+    expected_queue_delay,
+)
+from backstop.resend.request import duplicates_of
+from backstop.runs.run import Run, hold
+from backstop.stores.protocol import Claim, StubStore
+from backstop.verdicts.judge import Judge, Judged, Judgement
+
+_SQL = load("backstop.resend", "queries.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """Requests that are worked on together: one topic in one shard."""
+
+    topic: str
+    shard: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A resend request in a worker's hands."""
+
+    request_id: int
+    key: Key
+    send_number: int
+    groups: tuple[str, ...] | None
+    reason: str
+    requested_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What one claim got. `until` is this process's monotonic clock, never later than the stored deadline."""
+
+    lot: Lot
+    token: str
+    requests: Sequence[Request]
+    wait: float
+    """Seconds until the topic's rate has room for them; without requests: until it is worth asking again."""
+    until: float
+
+
+@dataclass(slots=True)
+class Worker:
+    """What a worker holds: settings, its connection to the control database, its judge, and the run it works for."""
+
+    settings: Settings
+    control: Any
+    judge: Judge
+    run: Run
+    delays: dict[str, float] = field(default_factory=dict)
+    """Expected queue delay in seconds by topic, as of the present round."""
+    missed: dict[str, str] = field(default_factory=dict)
+    """What did not answer ("shard shop_a", "broker embedded", "store billing_db"), and why."""
+
+    def miss(self, subject: str, why: str) -> None:
+        """Something did not answer: what needs it is left for the next run."""
+        self.missed.setdefault(subject, why)
+
+    def miss_all(self, unreachable: Mapping[str, str]) -> None:
+        for subject, why in unreachable.items():
+            self.miss(subject, why)
+
+    def require_run(self) -> None:
+        """Proves that the run is still ours; RunLost otherwise."""
+        with self.control, self.control.cursor() as cursor:
+            hold(cursor, self.run)
+
+    def policy(self, topic: str) -> Policy:
+        return self.settings.policy_for(topic)
+
+    def broker_name(self, topic: str) -> str:
+        return self.settings.topics[topic].broker
+
+
+def find_due(worker: Worker, cut: datetime) -> dict[Lot, int]:
+    """How many requests are due in each lot, oldest first; only topics in mode repair, of the run's scope, not paused."""
+    scope = None if worker.run.scope == "*" else set(worker.run.scope.split(","))
+    topics = [
+        name for name, topic in worker.settings.topics.items()
+        if topic.mode == "repair" and (scope is None or name in scope)
+    ]  # fmt: skip
+    with worker.control, worker.control.cursor() as cursor:
+        cursor.execute(_SQL["lots"], {"cut": cut, "topics": topics})
+        return {Lot(topic, shard): number for topic, shard, number in cursor.fetchall()}
+
+
+def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claimed:
+    """At most `limit` due requests of the lot, and their share of the topic's rate; committed.
+
+    The rate is one row a topic and broker: the instant up to which it is spoken for. Workers queue for that row, take as
+    many requests as one second allows and move the instant by what they took, so that any number of workers keeps to it.
+    A share that is not used (nothing to send after all) is not given back: the rate is a limit, not a target.
+    """
+    policy, token = worker.policy(lot.topic), str(uuid.uuid4())
+    limit = min(limit, max(1, int(policy.rate_limit)))
+    subject = "resend rate " + json.dumps([worker.broker_name(lot.topic), lot.topic])
+    claim_seconds = policy.claim_timeout.total_seconds()
+    with worker.control, worker.control.cursor() as cursor:
+        hold(cursor, worker.run)
+        cursor.execute(_SQL["begin_rate"], {"subject": subject})
+        cursor.execute(_SQL["lock_rate"], {"subject": subject})
+        wait = float(cursor.fetchone()[0])
+        # A claim that would spend its time waiting is not taken: others are before us, and we ask again.
+        if wait > claim_seconds / 4:
+            return Claimed(lot, token, (), wait - claim_seconds / 4, monotonic())
+        until = monotonic() + claim_seconds
+        cursor.execute(_SQL["claim"], {
+            "cut": cut, "topic": lot.topic, "shard": lot.shard, "limit": limit, "token": token, "seconds": claim_seconds,
+        })  # fmt: skip
+        requests = [_request(row) for row in cursor.fetchall()]
+        cursor.execute(_SQL["use_rate"], {"subject": subject, "seconds": len(requests) / policy.rate_limit})
+    return Claimed(lot, token, requests, wait if requests else 0.0, until)
+
+
+def look_at_requests(worker: Worker, lot: Lot, cut: datetime, after: int, limit: int) -> list[Request]:
+    """The same for a dry run: nothing is claimed, so nothing has to be given back."""
+    with worker.control, worker.control.cursor() as cursor:
+        cursor.execute(
+            _SQL["look"], {"cut": cut, "topic": lot.topic, "shard": lot.shard, "after": after, "limit": limit}
+        )
+        return [_request(row) for row in cursor.fetchall()]
+
+
+def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[dict[int, Decision], Judgement]:
+    """What each request comes to, by a fresh look at its message on the primaries; decisions by request id.
+
+    Raises nothing for what does not answer: see the judgement's `unreachable`; what needs it is postponed.
+    """
+    judgement = worker.judge.judgement([request.key for request in requests])
+    by_key: dict[Key, list[Judged]] = {}
+    for one in judgement.judged:
+        by_key.setdefault(one.key, []).append(one)
+    broker = worker.judge.sources.broker(worker.broker_name(lot.topic))
+    duplicates, policy = duplicates_of(worker.settings, lot.topic), worker.policy(lot.topic)
+    own_retry_topic = broker.capabilities.has_retry_topic_per_group
+    lowest: dict[Key, int] = {}
+    for request in requests:
+        lowest[request.key] = min(request.send_number, lowest.get(request.key, request.send_number))
+    decisions: dict[int, Decision] = {}
+    later = judgement.as_of + policy.recheck
+    for request in requests:
+        shards = judgement.shards_of.get(request.key, [])
+        if len(shards) > 1:
+            decisions[request.request_id] = Postpone(later, f"broken contract: on several shards: {', '.join(shards)}")
+        elif shards != [lot.shard]:
+            decisions[request.request_id] = NotNeeded(f"shard {lot.shard} has no such stub")
+        elif request.send_number != lowest[request.key]:
+            decisions[request.request_id] = Postpone(later, "an earlier number of the same message is under way")
+        else:
+            decisions[request.request_id] = decide(
+                request.groups, request.requested_by, by_key.get(request.key, []), as_of=judgement.as_of,
+                created_at=judgement.stubs[request.key].created_at, policy=policy, duplicates=duplicates,
+                own_retry_topic=own_retry_topic,
+            )  # fmt: skip
+    return decisions, judgement
+
+
+def take_numbers(
+    worker: Worker, store: StubStore, claimed: Claimed, decisions: Mapping[int, Decision]
+) -> dict[int, Request]:
+    """Moves the send count of every message to send; one commit of the shard. By request id: those that are now ours.
+
+    Raises StoreUnavailable: then some numbers may be taken, and recovery finds out.
+    """
+    policy, topic = worker.policy(claimed.lot.topic), claimed.lot.topic
+    wanted = {r.key: r for r in claimed.requests if isinstance(decisions[r.request_id], Send)}
+    claims = []
+    for request in wanted.values():
+        decision = decisions[request.request_id]
+        assert isinstance(decision, Send)
+        next_check = backoff(request.send_number, request.key, policy).total_seconds() + worker.delays.get(topic, 0.0)
+        claims.append(Claim(
+            key=request.key, send_number=request.send_number, token=claimed.token, groups=decision.groups,
+            requested_by=f"request {request.request_id}", attempt_seconds=policy.attempt_timeout.total_seconds(),
+            next_check_seconds=next_check, max_sends=policy.max_sends, max_refusals=policy.max_refusals,
+            only_when_due=request.requested_by == RECONCILE,
+        ))  # fmt: skip
+    won = store.claim(claims) if claims else set()
+    return {request.request_id: request for key, request in wanted.items() if key in won}
+
+
+def measure_queue_delay(worker: Worker, topic: str) -> None:
+    """Remembers how long a new copy of the topic will wait behind its slowest group, from what reconcile recorded."""
+    policy = worker.policy(topic)
+    with worker.control, worker.control.cursor() as cursor:
+        cursor.execute(_SQL["waiting"], {
+            "topic": topic, "broker": worker.broker_name(topic), "window": policy.queue_delay_cap.total_seconds(),
+        })  # fmt: skip
+        waiting = [(lag, rate) for _, lag, rate in cursor.fetchall()]
+    worker.delays[topic] = expected_queue_delay(waiting, policy.queue_delay_cap).total_seconds()
+
+
+def _request(row: Sequence[Any]) -> Request:
+    request_id, topic, message_id, send_number, groups, reason, requested_by = row
+    asked = None if groups is None else tuple(groups)
+    return Request(request_id, Key(topic, message_id), send_number, asked, reason, requested_by)

@@ -1,0 +1,148 @@
+"""Decides (pure) what a claimed request comes to, when the message is looked at next, and by which way a copy may go.
+
+These functions take values and return decision values; claim.py acts. A rerun decides the same: nothing here is random.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from backstop.config.policy import Policy
+from backstop.records import Key, Verdict
+from backstop.verdicts.judge import Judged
+
+Route = Literal["topic", "group"]
+
+RECONCILE = "reconcile"
+"""Who asks by machine; everybody else is triage or a person, who may overrule an EXHAUSTED or a DEAD_LETTERED."""
+NO_ROUTE = "no_route"
+"""The error of a request that cannot be sent without reaching a group that takes no duplicates; reconcile makes the case."""
+TOO_OLD = "too_old"
+
+_DONE = frozenset({Verdict.CONFIRMED, Verdict.VOIDED, Verdict.IN_PROGRESS})
+# PARKED waits for a person as WAITING waits for an instant: its request is kept, and looked at again.
+_WAIT = frozenset({Verdict.UNKNOWN, Verdict.WAITING, Verdict.BACKLOGGED, Verdict.PARKED})
+# What the whole topic must not reach again in a group that does not know the header.
+_FRAGILE = frozenset({Verdict.DEAD_LETTERED, Verdict.PARKED})
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send it to these groups (null: all of the topic's) by this way."""
+
+    groups: tuple[str, ...] | None
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class NotNeeded:
+    """Close the request; its number stays free."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Postpone:
+    """Leave the request open until then."""
+
+    until: datetime
+    why: str
+
+
+Decision = Send | NotNeeded | Postpone
+
+
+def backoff(n: int, key: Key, policy: Policy) -> timedelta:
+    """The wait after send number `n` (1 and up): min(cap, base * factor^(n-1)), longer by up to the policy's jitter.
+
+    The jitter comes from the message and the number, so that a rerun decides the same. It only adds: the wait stays above
+    attempt_timeout + max_clock_skew, which the constraint on backoff_base is there for.
+    """
+    text = json.dumps([key.topic, key.message_id, n])
+    share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+    return policy.backoff(n) * (1 + policy.backoff_jitter * share)
+
+
+def expected_queue_delay(waiting: Iterable[tuple[int, float | None]], cap: timedelta) -> timedelta:
+    """How long a new copy waits behind the slowest group: (lag, messages a second) of each group -> 0 to `cap`.
+
+    A group that lags and whose rate is not known, or 0, is expected to take the whole cap.
+    """
+    longest = timedelta(0)
+    for lag, rate in waiting:
+        if lag > 0:
+            delay = timedelta(seconds=min(lag / rate, cap.total_seconds())) if rate else cap
+            longest = max(longest, delay)
+    return longest
+
+
+def choose_route(
+    wanted: Collection[str], duplicates: Mapping[str, str], verdicts: Mapping[str, str], *, own_retry_topic: bool = False
+) -> Route | None:
+    """By which way a copy for `wanted` may go; null: by none, which is a case for a person.
+
+    A copy sent to the topic reaches every group. `duplicates` is what each group of the topic declared (guard,
+    declared_safe, no), `verdicts` the last one of each group that is known. `own_retry_topic`: the broker can send to one
+    group alone.
+    """
+    for group, declared in duplicates.items():
+        if group in wanted:
+            continue
+        if declared == "no" or (declared != "guard" and verdicts.get(group) in _FRAGILE):
+            return "group" if own_retry_topic and len(wanted) == 1 else None
+    return "topic"
+
+
+def decide(
+    asked: Sequence[str] | None, requested_by: str, judged: Sequence[Judged], *, as_of: datetime, created_at: datetime,
+    policy: Policy, duplicates: Mapping[str, str], own_retry_topic: bool,
+) -> Decision:  # fmt: skip
+    """One request, judged again at its claim. `asked`: its groups (null: all); `judged`: every delivery of its message.
+
+    Groups that need no copy any more, or not yet, are left out of the send; the others do not wait for them.
+    """
+    person = requested_by != RECONCILE
+    mine = [one for one in judged if asked is None or one.consumer_group in asked]
+    if as_of >= created_at + policy.replay_horizon:
+        return NotNeeded(TOO_OLD)
+    send, wait, done = [], [], []
+    for one in mine:
+        if _may_send(one, person):
+            send.append(one.consumer_group)
+        elif _waits(one, duplicates):
+            wait.append(one)
+        else:
+            done.append(one)
+    if send:
+        verdicts = {one.consumer_group: str(one.verdict) for one in judged}
+        route = choose_route(send, duplicates, verdicts, own_retry_topic=own_retry_topic)
+        if route is None and not person:
+            return NotNeeded(NO_ROUTE)
+        everybody = set(send) == set(duplicates) and route != "group"
+        return Send(None if everybody else tuple(sorted(send)), route or "topic")
+    if wait:
+        looks = [one.next_look_at for one in wait if one.next_look_at is not None]
+        return Postpone(max(as_of + policy.recheck, min(looks, default=as_of)), _say(wait))
+    return NotNeeded(_say(done) or "no group owes it")
+
+
+def _may_send(one: Judged, person: bool) -> bool:
+    if person:
+        return one.verdict not in _DONE and one.verdict not in _WAIT
+    return one.eligible
+
+
+def _waits(one: Judged, duplicates: Mapping[str, str]) -> bool:
+    if one.verdict is Verdict.STALLED:
+        # The broker may still redeliver it. A group that takes no duplicates is a person's to decide, not ours to keep.
+        return duplicates.get(one.consumer_group) != "no"
+    return one.verdict in _WAIT
+
+
+def _say(judged: Sequence[Judged]) -> str:
+    return ", ".join(sorted(f"{one.consumer_group} {one.verdict} ({one.reason})" for one in judged))

@@ -1,0 +1,138 @@
+-- Named queries on the control database: resend requests. Everything that a worker writes names its own claim token.
+
+-- name: ask: new requests; closed ones whose number is still free are opened again, open ones get the groups added
+-- A row that is claimed or whose number was published is not returned, because it is not touched. A person's request stays a
+-- person's, whoever joins it.
+INSERT INTO resend_request AS r (shard, topic, message_id, send_number, groups, reason, requested_by, route, run_id)
+SELECT a.shard, a.topic, a.message_id, a.send_number, a.groups, a.reason, a.requested_by, a.route, %(run_id)s
+FROM jsonb_to_recordset(%(asks)s::jsonb) AS a(shard text, topic text, message_id text, send_number int, groups text[],
+    reason text, requested_by text, route text)
+ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
+    state = 'open',
+    shard = excluded.shard,
+    groups = CASE
+        WHEN r.state <> 'open' THEN excluded.groups
+        WHEN r.groups IS NULL OR excluded.groups IS NULL THEN NULL
+        ELSE ARRAY(SELECT DISTINCT g FROM unnest(r.groups || excluded.groups) AS g ORDER BY g)
+    END,
+    reason = CASE WHEN r.state = 'open' THEN r.reason ELSE excluded.reason END,
+    requested_by = CASE
+        WHEN r.state = 'open' AND excluded.requested_by = 'reconcile' THEN r.requested_by ELSE excluded.requested_by
+    END,
+    route = CASE WHEN r.state = 'open' AND r.groups IS DISTINCT FROM excluded.groups THEN 'topic' ELSE excluded.route END,
+    run_id = CASE WHEN r.state = 'open' THEN r.run_id ELSE excluded.run_id END,
+    not_before = CASE WHEN r.state = 'open' AND excluded.requested_by = 'reconcile' THEN r.not_before
+        ELSE clock_timestamp() END,
+    closed_by_run = NULL,
+    error = NULL,
+    created_at = CASE WHEN r.state = 'open' THEN r.created_at ELSE statement_timestamp() END,
+    updated_at = statement_timestamp()
+WHERE r.state IN ('open', 'not_needed', 'superseded')
+RETURNING CASE
+    WHEN xmax = 0 THEN 'requests'
+    WHEN r.created_at = r.updated_at THEN 'reopened'
+    ELSE 'joined'
+END;
+
+-- name: clock: the instant up to which this worker takes what is due
+SELECT clock_timestamp();
+
+-- name: lots: what is due, by shard and topic; paused topics wait
+SELECT r.topic, r.shard, count(*)
+FROM resend_request r
+WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = ANY (%(topics)s)
+    AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (r.topic, '*'))
+GROUP BY r.topic, r.shard
+ORDER BY min(r.not_before), r.topic, r.shard;
+
+-- name: begin_rate: a topic that was never limited before
+INSERT INTO watermark (subject, reached) VALUES (%(subject)s, clock_timestamp()) ON CONFLICT (subject) DO NOTHING;
+
+-- name: lock_rate: in how many seconds the topic's rate has room again; the row is the queue of all workers
+SELECT greatest(extract(epoch FROM reached - clock_timestamp()), 0)::float8
+FROM watermark WHERE subject = %(subject)s
+FOR UPDATE;
+
+-- name: use_rate: so much of the rate is spoken for
+UPDATE watermark SET reached = greatest(reached, clock_timestamp()) + make_interval(secs => %(seconds)s)
+WHERE subject = %(subject)s;
+
+-- name: claim: due requests of one shard and topic become this worker's until the deadline
+-- The pause is read here, so that it is honoured between any two batches.
+WITH due AS MATERIALIZED (
+    SELECT r.request_id
+    FROM resend_request r
+    WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
+        AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (%(topic)s, '*'))
+    ORDER BY r.not_before, r.request_id
+    LIMIT %(limit)s
+    FOR UPDATE OF r SKIP LOCKED
+)
+UPDATE resend_request r
+SET state = 'claimed', claim_token = %(token)s, updated_at = clock_timestamp(),
+    claim_deadline = clock_timestamp() + make_interval(secs => %(seconds)s)
+FROM due
+WHERE r.request_id = due.request_id
+RETURNING r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by;
+
+-- name: look: the same requests, only read, for a dry run
+SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by
+FROM resend_request r
+WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
+    AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (%(topic)s, '*'))
+    AND r.request_id > %(after)s
+ORDER BY r.request_id
+LIMIT %(limit)s;
+
+-- name: waiting: how much each group of a topic has before it, and how fast it goes
+-- The rate is measured from the oldest progress within the window to the newest.
+SELECT p.consumer_group,
+    sum(greatest(e.next_offset - p.next_offset, 0))::bigint AS lag,
+    sum(greatest(p.next_offset - h.next_offset, 0)
+        / nullif(extract(epoch FROM p.recorded_at - h.recorded_at), 0))::float8 AS rate
+FROM progress p
+JOIN queue_epoch e USING (broker, topic, queue_id, epoch)
+LEFT JOIN LATERAL (
+    SELECT o.next_offset, o.recorded_at
+    FROM progress_history o
+    WHERE o.consumer_group = p.consumer_group AND o.broker = p.broker AND o.topic = p.topic AND o.queue_id = p.queue_id
+        AND o.epoch = p.epoch AND o.recorded_at >= p.recorded_at - make_interval(secs => %(window)s)
+    ORDER BY o.recorded_at
+    LIMIT 1
+) h ON true
+WHERE p.topic = %(topic)s AND p.broker = %(broker)s AND e.present
+GROUP BY p.consumer_group;
+
+-- name: end: what became of claimed requests, where the claim is still this worker's
+UPDATE resend_request r
+SET state = x.state, claim_token = NULL, claim_deadline = NULL, error = x.error, updated_at = clock_timestamp(),
+    not_before = coalesce(x.not_before, r.not_before),
+    groups = CASE WHEN x.addressed THEN x.groups ELSE r.groups END,
+    route = coalesce(x.route, r.route),
+    closed_by_run = CASE WHEN x.state = 'open' THEN NULL ELSE %(run_id)s END
+FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, error text, not_before timestamptz,
+    addressed boolean, groups text[], route text)
+WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = %(token)s;
+
+-- name: left_behind: claimed requests whose worker is late, and whether the claim itself is over
+SELECT r.request_id, r.shard, r.topic, r.message_id, r.send_number, r.claim_token::text,
+    r.claim_deadline <= clock_timestamp() AS expired
+FROM resend_request r
+WHERE r.state = 'claimed' AND r.request_id > %(after)s
+    AND (r.claim_deadline <= clock_timestamp() OR r.updated_at <= clock_timestamp() - make_interval(secs => %(seconds)s))
+ORDER BY r.request_id
+LIMIT %(limit)s;
+
+-- name: recover: what became of requests whose worker is gone, where the claim is still that worker's
+UPDATE resend_request r
+SET state = x.state, claim_token = NULL, claim_deadline = NULL, error = x.error, updated_at = clock_timestamp(),
+    closed_by_run = CASE WHEN x.state = 'open' THEN NULL ELSE %(run_id)s END
+FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, error text, claim_token uuid)
+WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = x.claim_token
+    AND (x.state <> 'open' OR r.claim_deadline <= clock_timestamp());
+
+-- name: add_counts: the counts of a run, added to what another process of it did
+UPDATE run SET counts = run.counts || (
+    SELECT coalesce(jsonb_object_agg(c.key, coalesce((run.counts ->> c.key)::bigint, 0) + c.value::bigint), '{}')
+    FROM jsonb_each_text(%(counts)s::jsonb) AS c)
+WHERE run_id = %(run_id)s;

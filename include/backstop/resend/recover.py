@@ -1,0 +1,119 @@
+"""Recovers what a dead worker left, the shards first: attempts past their deadline are unknown, then requests follow.
+
+    stub loses its token, send_attempt says unknown | request closed if its number was taken, else open again |
+
+Every run begins with it. A worker that is alive after all finds its token gone, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backstop.errors import Unavailable
+from backstop.named_sql import load
+from backstop.records import Attempt, Counts, Key, RequestState, Stub
+from backstop.resend.claim import Worker
+from backstop.runs.run import hold
+
+_SQL = load("backstop.resend", "queries.sql")
+_BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """A claimed request whose worker is late; `expired`: its claim is over."""
+
+    request_id: int
+    shard: str
+    key: Key
+    send_number: int
+    claim_token: str
+    expired: bool
+
+
+def recover(worker: Worker) -> Counts:
+    """Brings attempts and requests to an end; what does not answer stays as it is, and is named in `worker.missed`."""
+    counts = Counts()
+    for name in worker.settings.producers:
+        try:
+            while recovered := worker.judge.sources.shard(name).recover(_BATCH):
+                counts.add("recovered_attempts", len(recovered))
+        except Unavailable as error:
+            worker.miss(f"shard {name}", error.what)
+    for batch in _left_behind(worker):
+        ends = [end for shard in sorted({one.shard for one in batch}) for end in _ends(worker, shard, batch)]
+        if ends:
+            with worker.control, worker.control.cursor() as cursor:
+                hold(cursor, worker.run)
+                cursor.execute(_SQL["recover"], {"ends": json.dumps(ends), "run_id": worker.run.run_id})
+                counts.add("recovered_requests", cursor.rowcount)
+    return counts
+
+
+def _ends(worker: Worker, shard: str, batch: Sequence[LeftBehind]) -> list[dict[str, object]]:
+    mine = [one for one in batch if one.shard == shard]
+    keys = [one.key for one in mine]
+    stubs: Mapping[Key, Stub] = {}
+    attempts: Mapping[Key, list[Attempt]] = {}
+    # A shard that backstop.yaml no longer names has no stubs for us.
+    if shard in worker.settings.producers:
+        if f"shard {shard}" in worker.missed:
+            return []
+        try:
+            stubs = worker.judge.sources.shard(shard).stubs(keys)
+            attempts = worker.judge.sources.shard(shard).attempts(keys)
+        except Unavailable as error:
+            worker.miss(f"shard {shard}", error.what)
+            return []
+    ends: list[dict[str, object]] = []
+    for one in mine:
+        end = end_of(one, stubs.get(one.key), attempts.get(one.key, []))
+        if end is not None:
+            state, why = end
+            ends.append({
+                "request_id": one.request_id, "claim_token": one.claim_token, "state": str(state), "error": why,
+            })  # fmt: skip
+    return ends
+
+
+def end_of(
+    one: LeftBehind, stub: Stub | None, attempts: Sequence[Attempt]
+) -> tuple[RequestState, str | None] | None:
+    """What the shard says of a request left behind (pure); null: leave it, its number may still be under way.
+
+    An attempt that ended tells by itself, whatever the claim's deadline: the number is used up. A number that was not
+    taken is free again once the claim is over. The attempts were read before the stub: a number that ended in between
+    is found the next time.
+    """
+    ended = next((a for a in attempts if a.send_number == one.send_number), None)
+    if ended is not None:
+        if ended.requested_by != f"request {one.request_id}":
+            return RequestState.SUPERSEDED, f"its number was taken by {ended.requested_by}"
+        return RequestState(ended.outcome), ended.error
+    if not one.expired:
+        return None
+    if stub is None:
+        return RequestState.NOT_NEEDED, "its stub is not there any more"
+    if stub.send_count < one.send_number:
+        return RequestState.OPEN, "its worker was gone before the number was taken"
+    if stub.attempt_token is not None and stub.send_count == one.send_number:
+        return None
+    return RequestState.UNKNOWN, "its worker was gone; nothing tells how the number ended"
+
+
+def _left_behind(worker: Worker) -> Iterator[list[LeftBehind]]:
+    shortest = min(worker.policy(topic).attempt_timeout for topic in worker.settings.topics)
+    after = 0
+    while True:
+        with worker.control, worker.control.cursor() as cursor:
+            cursor.execute(
+                _SQL["left_behind"], {"after": after, "seconds": shortest.total_seconds(), "limit": _BATCH}
+            )
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        if not rows:
+            return
+        after = rows[-1][0]
+        yield [LeftBehind(row[0], row[1], Key(row[2], row[3]), *row[4:]) for row in rows]

@@ -1,0 +1,88 @@
+"""Asks for a send: the one door to the broker for a repair. A request is for one send number of one message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backstop.config.settings import Settings
+from backstop.named_sql import load
+from backstop.records import Counts, Key
+from backstop.resend.policy import Route, choose_route
+
+_SQL = load("backstop.resend", "queries.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send number `send_number` (send_count + 1 as seen when this was decided) of one message is wanted."""
+
+    shard: str
+    topic: str
+    message_id: str
+    send_number: int
+    groups: tuple[str, ...] | None
+    """The groups it is for; null: all."""
+    reason: str
+    requested_by: str
+    """'reconcile', or who else: 'case 7'."""
+    route: Route = "topic"
+
+
+def ask(cur: Any, asks: Iterable[Ask], run_id: int | None) -> Counts:
+    """Writes requests in the caller's transaction; returns `requests` (new), `reopened`, `joined`, `already_asked`.
+
+    A request that closed without taking its number (not_needed, superseded) is opened again as this one; an open one gets
+    the groups added (null: all); a claimed or published one is left alone: its number is, or may be, taken.
+    """
+    merged: dict[tuple[Key, int], Ask] = {}
+    for one in asks:
+        where = Key(one.topic, one.message_id), one.send_number
+        merged[where] = _merge(merged[where], one) if where in merged else one
+    if not merged:
+        return Counts()
+    # In key order, so that two writers cannot wait for each other's rows.
+    rows = [_row(one) for _, one in sorted(merged.items(), key=lambda item: item[0])]
+    cur.execute(_SQL["ask"], {"asks": json.dumps(rows), "run_id": run_id})
+    counts = Counts()
+    for (happened,) in cur.fetchall():
+        counts.add(happened)
+    if len(rows) > sum(counts.values()):
+        counts.add("already_asked", len(rows) - sum(counts.values()))
+    return counts
+
+
+def route_for(
+    settings: Settings, topic: str, wanted: Collection[str], verdicts: Mapping[str, str], *, own_retry_topic: bool = False
+) -> Route | None:
+    """By which way a copy of `topic` for the groups `wanted` may go; null: by none (see policy.choose_route).
+
+    `verdicts`: of each group of the message whose verdict is known.
+    """
+    return choose_route(wanted, duplicates_of(settings, topic), verdicts, own_retry_topic=own_retry_topic)
+
+
+def duplicates_of(settings: Settings, topic: str) -> dict[str, str]:
+    """What each group of the topic declared a second copy to do to it."""
+    return {group: settings.groups[group].duplicates for group in settings.groups_of(topic)}
+
+
+def _merge(one: Ask, other: Ask) -> Ask:
+    groups = None
+    if one.groups is not None and other.groups is not None:
+        groups = tuple(sorted({*one.groups, *other.groups}))
+    reasons = sorted({*one.reason.split(", "), *other.reason.split(", ")})
+    route: Route = "group" if one.route == other.route == "group" and groups == one.groups else "topic"
+    return Ask(
+        one.shard, one.topic, one.message_id, one.send_number, groups, ", ".join(reasons), one.requested_by, route
+    )
+
+
+def _row(one: Ask) -> dict[str, object]:
+    return {
+        "shard": one.shard, "topic": one.topic, "message_id": one.message_id, "send_number": one.send_number,
+        "groups": None if one.groups is None else list(one.groups), "reason": one.reason,
+        "requested_by": one.requested_by, "route": one.route,
+    }  # fmt: skip

@@ -1,0 +1,111 @@
+"""Stores how sends ended: in the shard where the attempt is still ours, then in the requests; and ends those not sent.
+
+    send_attempt and stub | request closed, with the groups that were really addressed |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from backstop.brokers.protocol import Receipt
+from backstop.named_sql import load
+from backstop.records import Outcome, RequestState
+from backstop.resend.claim import Claimed, Request, Worker
+from backstop.resend.policy import Decision, NotNeeded, Postpone, Route, Send
+from backstop.runs.run import hold
+from backstop.stores.protocol import Settlement, StubStore
+
+_SQL = load("backstop.resend", "queries.sql")
+_LONGEST_ERROR = 1_000
+FOR_GOOD = "refused for good: "
+"""Begins the error of a request that asking again cannot help."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What becomes of a claimed request. `send` is set when its number was taken: whom it addressed, and by which way."""
+
+    state: RequestState
+    error: str | None = None
+    not_before: datetime | None = None
+    send: Send | None = None
+
+
+def settle_attempts(
+    store: StubStore, token: str, broker_name: str, requests: Mapping[int, Request], receipts: Mapping[int, Receipt]
+) -> dict[int, Outcome]:
+    """Stores each attempt's outcome, one commit of the shard; the outcomes by request id, as they count from now on.
+
+    An attempt that was taken from us meanwhile (its deadline passed) counts as unknown: so it was recorded. Raises
+    StoreUnavailable: then recovery records them as unknown.
+    """
+    settlements = [
+        Settlement(
+            key=request.key, send_number=request.send_number, token=token, outcome=receipts[request_id].outcome,
+            position=receipts[request_id].position, broker=broker_name,
+            broker_message_id=receipts[request_id].broker_message_id, error=_error(receipts[request_id]),
+        )
+        for request_id, request in requests.items()
+    ]  # fmt: skip
+    ours = store.settle(settlements) if settlements else set()
+    return {
+        request_id: receipts[request_id].outcome if request.key in ours else Outcome.UNKNOWN
+        for request_id, request in requests.items()
+    }
+
+
+def end_of_send(outcome: Outcome, receipt: Receipt, send: Send) -> End:
+    """How a request ends whose number was taken."""
+    error = _error(receipt)
+    if outcome is not receipt.outcome:
+        error = f"settled too late: its attempt had been recorded as unknown (the broker answered {receipt.outcome})"
+    return End(RequestState(outcome.value), error, send=send)
+
+
+def end_without_send(decision: Decision) -> End:
+    """How a request ends whose number was not taken; a Send that came too late for the number is superseded."""
+    match decision:
+        case NotNeeded(why):
+            return End(RequestState.NOT_NEEDED, why)
+        case Postpone(until, why):
+            return End(RequestState.OPEN, why, until)
+        case Send():
+            return End(RequestState.SUPERSEDED, "the stub had moved on, was not due, or has no budget left")
+
+
+def end_requests(worker: Worker, claimed: Claimed, ends: Mapping[int, End]) -> int:
+    """Writes the ends where the claims are still this worker's, one commit; returns how many were. RunLost: none."""
+    if not ends:
+        return 0
+    rows = [_row(request_id, end) for request_id, end in sorted(ends.items())]
+    with worker.control, worker.control.cursor() as cursor:
+        hold(cursor, worker.run)
+        cursor.execute(
+            _SQL["end"], {"ends": json.dumps(rows), "token": claimed.token, "run_id": worker.run.run_id}
+        )
+        return int(cursor.rowcount)
+
+
+def storable(text: str | None) -> str | None:
+    """Error text that PostgreSQL takes, of bounded length."""
+    return None if text is None else text.replace("\x00", "\ufffd")[:_LONGEST_ERROR]
+
+
+def _error(receipt: Receipt) -> str | None:
+    if receipt.refused_for_good:
+        return storable(FOR_GOOD + (receipt.error or "no reason given"))
+    return storable(receipt.error)
+
+
+def _row(request_id: int, end: End) -> dict[str, Any]:
+    route: Route | None = end.send.route if end.send else None
+    return {
+        "request_id": request_id, "state": str(end.state), "error": storable(end.error),
+        "not_before": end.not_before.isoformat() if end.not_before else None,
+        "addressed": end.send is not None,
+        "groups": list(end.send.groups) if end.send and end.send.groups is not None else None, "route": route,
+    }  # fmt: skip

@@ -1,0 +1,208 @@
+"""The resend duty: recover, then claim, publish and settle batch by batch until nothing is due.
+
+`run_once` is one run in one process; a Spark partition is one `work` beside others; `run_duty` also opens and closes the run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import psycopg2
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import StoreUnavailable, Unavailable
+from backstop.named_sql import load
+from backstop.records import Counts
+from backstop.resend.claim import (
+    Lot,
+    Request,
+    Worker,
+    claim_requests,
+    find_due,
+    judge_again,
+    look_at_requests,
+    measure_queue_delay,
+)
+from backstop.resend.policy import Decision, NotNeeded, Postpone, Send
+from backstop.resend.recover import recover
+from backstop.resend.send_claimed import send_claimed
+from backstop.runs.control import connect
+from backstop.runs.run import DEAD_AFTER, Run, close_run, hold, keep_alive, open_run
+from backstop.verdicts.judge import Judge
+
+_SQL = load("backstop.resend", "queries.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a dry run says of one request."""
+
+    request: Request
+    shard: str
+    decision: Decision
+
+    def __str__(self) -> str:
+        key, number = self.request.key, self.request.send_number
+        match self.decision:
+            case Send(groups, route):
+                to = "all groups" if groups is None else ", ".join(groups)
+                does = f"would go to {to} by the {route} as send {number} ({self.request.reason})"
+            case NotNeeded(why):
+                does = f"would be closed as not needed: {why}"
+            case Postpone(until, why):
+                does = f"would wait until {until.isoformat(timespec='seconds')}: {why}"
+        return f"{key.topic} {key.message_id} ({self.shard}): {does}"
+
+
+def run_once(
+    settings: Settings, connections: Connections, run: Run, *, dry_run: bool = False, limit: int | None = None,
+    tell: Callable[[Planned], None] = lambda _: None,
+) -> Counts:  # fmt: skip
+    """Everything due when it begins (at most `limit` requests), in this process; safe to run twice and beside another.
+
+    A dry run (the argument's, or the run's own) tells what would go and changes nothing. The counts are added to the run's.
+    Raises Unavailable, after all else was done, when something did not answer; RunLost when the run is not ours any more.
+    """
+    if dry_run or run.dry_run:
+        counts = Counts()
+        for planned in plan(settings, connections, run, limit=limit):
+            tell(planned)
+            counts.add(_NAMES[type(planned.decision)])
+        return counts
+    with a_worker(settings, connections, run) as worker:
+        counts = recover(worker)
+        counts += work(worker, now(worker), limit=limit)
+        add_counts(worker, counts)
+        require_all_reachable(worker.missed)
+    return counts
+
+
+def run_duty(
+    settings: Settings, connections: Connections, *, scope: str = "*", dry_run: bool = False, limit: int | None = None,
+    dead_after: timedelta = DEAD_AFTER, tell: Callable[[Planned], None] = lambda _: None,
+) -> Counts:  # fmt: skip
+    """The whole duty without an orchestrator: opens the run, works, closes it. `scope`: '*' or topics joined by commas.
+
+    Raises RunRefused while another run of the scope lives, and what `run_once` raises, after the run was closed with it.
+    """
+    control = connect(settings, connections)
+    try:
+        run = open_run(control, "resend", scope, settings, dry_run=dry_run, dead_after=dead_after)
+        try:
+            with keep_alive(lambda: connect(settings, connections), run):
+                counts = run_once(settings, connections, run, limit=limit, tell=tell)
+        except BaseException as error:
+            # What was done is already in the run's counts.
+            close_run(
+                control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error)
+            )
+            raise
+        close_run(control, run, "done", counts)
+    finally:
+        control.close()
+    return counts
+
+
+@contextmanager
+def a_worker(settings: Settings, connections: Connections, run: Run) -> Iterator[Worker]:
+    """A worker with a connection and a judge of its own, closed at the end.
+
+    Raises StoreUnavailable when the control database goes away meanwhile.
+    """
+    control = connect(settings, connections)
+    try:
+        with Judge(settings, connections, control) as judge:
+            yield Worker(settings, control, judge, run)
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        raise StoreUnavailable(
+            f"The control database ({settings.control}) went away: {str(error).strip() or type(error).__name__}.",
+            kept="What was published is settled in its shard, or will be recorded as unknown; no request is lost.",
+            next_step="Bring it back; the next run recovers and goes on.",
+        ) from error
+    finally:
+        control.close()
+
+
+def now(worker: Worker) -> datetime:
+    """The control database's instant: what becomes due later belongs to the next run, so that every run ends."""
+    with worker.control, worker.control.cursor() as cursor:
+        cursor.execute(_SQL["clock"])
+        instant: datetime = cursor.fetchone()[0]
+        return instant
+
+
+def work(worker: Worker, cut: datetime, *, limit: int | None = None, first: int = 0) -> Counts:
+    """Batch after batch of what was due at `cut`, until nothing is left or nothing left can be reached.
+
+    `first` is the lot to begin with, so that workers side by side begin with different ones. Raises RunLost as soon as it
+    is known; then nothing more is published.
+    """
+    counts = Counts()
+    left = limit
+    given_up: set[Lot] = set()
+    while lots := [lot for lot in find_due(worker, cut) if lot not in given_up]:
+        for lot in lots[first % len(lots) :] + lots[: first % len(lots)]:
+            measure_queue_delay(worker, lot.topic)
+            while left is None or left > 0:
+                size = worker.settings.resend.batch_size
+                claimed = claim_requests(worker, lot, cut, size if left is None else min(size, left))
+                if claimed.wait > 0:
+                    time.sleep(claimed.wait)  # the rate limit is a matter of time, not of a condition
+                if not claimed.requests:
+                    if claimed.wait > 0:
+                        continue
+                    break
+                counts.add("claimed", len(claimed.requests))
+                left = None if left is None else left - len(claimed.requests)
+                if not send_claimed(worker, claimed, counts):
+                    given_up.add(lot)
+                    break
+            if left is not None and left <= 0:
+                return counts
+    return counts
+
+
+def plan(
+    settings: Settings, connections: Connections, run: Run, *, limit: int | None = None
+) -> Iterator[Planned]:
+    """What a run would do now with each due request, judged as a claim would; nothing is written anywhere."""
+    with a_worker(settings, connections, run) as worker:
+        cut, left = now(worker), limit
+        for lot in find_due(worker, cut):
+            after = 0
+            while left is None or left > 0:
+                size = settings.resend.batch_size if left is None else min(settings.resend.batch_size, left)
+                requests = look_at_requests(worker, lot, cut, after, size)
+                if not requests:
+                    break
+                after, left = requests[-1].request_id, None if left is None else left - len(requests)
+                decisions, judgement = judge_again(worker, lot, requests)
+                worker.miss_all(judgement.unreachable)
+                yield from (Planned(request, lot.shard, decisions[request.request_id]) for request in requests)
+        require_all_reachable(worker.missed)
+
+
+def require_all_reachable(missed: Mapping[str, str]) -> None:
+    """Raises Unavailable with what did not answer; the run is then incomplete."""
+    if missed:
+        raise Unavailable(
+            "Not everything answered: " + "; ".join(f"{name}: {why}" for name, why in sorted(missed.items())),
+            kept="What could be sent was sent; the other requests are kept, and no send number was used twice.",
+            next_step="Bring back what is named; the next run recovers and goes on.",
+        )
+
+
+def add_counts(worker: Worker, counts: Counts) -> None:
+    """Adds what was done to the run's counts, so that a check finds them whatever happens next."""
+    with worker.control, worker.control.cursor() as cursor:
+        hold(cursor, worker.run)
+        cursor.execute(_SQL["add_counts"], {"run_id": worker.run.run_id, "counts": json.dumps(counts)})
+
+
+_NAMES: dict[type[object], str] = {Send: "would_send", NotNeeded: "would_close", Postpone: "would_postpone"}
