@@ -1,0 +1,110 @@
+"""Reads the resend requests that are due and recovers what earlier workers left behind.
+
+Each partition is one worker: it claims, judges again, publishes and settles batch after batch.
+Writes attempts and stubs in the shards, and closes the requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+import pandas as pd
+from pyspark.sql import SparkSession
+
+from backstop import errors
+from backstop.config.connections import Connections
+from backstop.config.load import load
+from backstop.config.settings import Settings
+from backstop.errors import BackstopError
+from backstop.records import Counts
+from backstop.resend.claim import find_due
+from backstop.resend.recover import recover
+from backstop.resend.work import a_worker, add_counts, now, require_all_reachable, run_once, work
+from backstop.runs.control import connect
+from backstop.runs.job import main_of
+from backstop.runs.run import Run, find, keep_alive
+from backstop.runs.spark_session import start_session
+
+REPORT = "counts string, missed string, error string"
+
+
+def run(spark: SparkSession, settings: Settings, connections: Connections, run: Run) -> Counts:
+    """Everything due, with one worker a core; returns the counts, which it also adds to the run's.
+
+    A task that Spark runs twice is one more worker: claims, send numbers and tokens keep them apart. Raises
+    Unavailable after all else was done when something did not answer, RunLost when the run is not ours any more.
+    """
+    if run.dry_run:
+        return run_once(settings, connections, run, tell=lambda planned: print(planned, flush=True))
+    with (
+        keep_alive(lambda: connect(settings, connections), run),
+        a_worker(settings, connections, run) as worker,
+    ):
+        counts = recover(worker)
+        cut = now(worker)
+        due = find_due(worker, cut)
+        batches = sum(-(-number // settings.resend.batch_size) for number in due.values())
+        if due:
+            # The refs are resolved here, so that executors elsewhere need neither file nor environment.
+            carried = connections.carrying(settings.connection_refs())
+            workers = min(_cores(spark), max(batches, len(due)))
+            partition = _as_worker(settings, carried, run, cut)
+            frame = spark.range(0, workers, 1, workers).mapInPandas(partition, REPORT)
+            for report in frame.collect():
+                counts += json.loads(report["counts"])
+                for subject, why in json.loads(report["missed"]).items():
+                    worker.miss(subject, why)
+                if report["error"] is not None:
+                    raise _error(json.loads(report["error"]))
+        add_counts(worker, counts)
+        require_all_reachable(worker.missed)
+    return counts
+
+
+def _as_worker(
+    settings: Settings, connections: Connections, run: Run, cut: datetime
+) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
+    def partition(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            for number in frame["id"]:
+                counts, missed, error = Counts(), {}, None
+                try:
+                    with a_worker(settings, connections, run) as worker:
+                        counts = work(worker, cut, first=int(number))
+                        missed = worker.missed
+                except BackstopError as raised:
+                    # As a value: Spark would run the task again, and hide the error's class from the driver.
+                    error = json.dumps([type(raised).__name__, raised.what, raised.kept, raised.next_step])
+                yield pd.DataFrame(
+                    {"counts": [json.dumps(counts)], "missed": [json.dumps(missed)], "error": [error]}
+                )
+
+    return partition
+
+
+def _error(parts: list[str]) -> BackstopError:
+    name, what, kept, next_step = parts
+    kind: type[BackstopError] = getattr(errors, name)
+    return kind(what, kept=kept, next_step=next_step)
+
+
+def _cores(spark: SparkSession) -> int:
+    return max(1, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
+
+
+def main(arguments: argparse.Namespace) -> Counts:
+    """What spark-submit runs: the run was opened by the DAG, and its token fences every write."""
+    settings, connections = load(), Connections()
+    control = connect(settings, connections)
+    try:
+        found = find(control, arguments.run_id, arguments.token)
+    finally:
+        control.close()
+    return run(start_session("backstop resend"), settings, connections, found)
+
+
+if __name__ == "__main__":
+    main_of(main)
