@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -134,6 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if asked.messages < LEAST_MESSAGES:
         parser.error(f"at least {LEAST_MESSAGES} messages: the faults alone need most of them")
+    # Whoever ends the demo ends its servers and workers too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         report = run_demo(asked.folder.resolve(), asked.seed, asked.messages)
     except BackstopError as broken:

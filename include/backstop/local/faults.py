@@ -127,9 +127,22 @@ class BrokerFaults:
                 return keys
         raise demo_broken(f"No message of {topic} was left to skip for {group}.", "Run the demo again.")
 
+    def backlog(self, topic: str, group: str) -> int:
+        """Messages that the group was not given yet or has not acknowledged; deleted entries do not count."""
+        left = 0
+        for queue in range(self._queues(topic)):
+            stream = self._keys.stream(topic, queue)
+            [found] = [one for one in self._server.xinfo_groups(stream) if one["name"] == group]
+            # One is enough to know that it is not the end; a count of all would read all.
+            ahead = self._server.xrange(stream, f"({found['last-delivered-id']}", count=1)
+            left += int(found["pending"]) + len(ahead)
+        return left
+
+    def _queues(self, topic: str) -> int:
+        return int(self._server.hget(self._keys.topic(topic), "queues"))
+
     def _entries(self, topic: str, ids: set[str]) -> Iterator[Entry]:
-        queues = int(self._server.hget(self._keys.topic(topic), "queues"))
-        for queue in range(queues):
+        for queue in range(self._queues(topic)):
             last = self._server.xrevrange(self._keys.stream(topic, queue), count=max(1000, 2 * len(ids)))
             for entry, fields in reversed(last):
                 message_id, number = read_entry(fields)

@@ -36,6 +36,10 @@ def prepare(platform: "Platform") -> None:
 
     Called at every start, so what it does must be safe to do twice.
     """
+    from backstop.config.load import load
+    from backstop.local.prepare import prepare as make_ready
+
+    make_ready(load(platform.config), platform.connections())
 
 
 @dataclass

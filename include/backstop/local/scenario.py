@@ -21,7 +21,7 @@ NOT_YET = 600.0
 """Seconds: Backstop looks at these stubs only when the fault has been made; the injector sets the time then."""
 SLOW_RUNS = 2
 """Reconcile runs that a slow group is seen by without a resend."""
-RUN_SECONDS = 240.0
+RUN_SECONDS = 900.0
 DRAIN_SECONDS = 900.0
 
 
