@@ -66,23 +66,28 @@ def audit(suite: str, opened: dict[str, Any]) -> str:
 
 @task
 def promote(opened: dict[str, Any]) -> dict[str, int]:
-    """Control database first, then each shard."""
+    """Control database first, then each shard; a dry run stops here."""
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    if opened["dry_run"]:
+        raise AirflowSkipException("a dry run promotes nothing")
     return duty.promote(opened)
 
 
 @task(outlets=[SOMETHING_TO_SEND])
-def ask_for_resend(promoted: dict[str, int]) -> None:
-    """The asset's event; without a request there is none."""
+def ask_for_resend() -> None:
+    """The asset's event; with nothing to send there is none."""
     from airflow.sdk.exceptions import AirflowSkipException
 
-    if not duty.anything_to_send(promoted):
-        raise AirflowSkipException("no request was made")
+    if not duty.anything_to_send():
+        raise AirflowSkipException("nothing is to be sent")
 
 
 @task(retries=2)
 def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     """Tear-down: done, incomplete or failed."""
-    return duty.close(opened, duty.failed_tasks(context))
+    failed = duty.failed_tasks(context)
+    return duty.close(opened, failed, away=duty.away(context, failed))
 
 
 @dag(
@@ -123,15 +128,7 @@ def reconcile() -> None:
     requests = audit.override(task_id="audit_requests")("requests", opened)
     closed = close_run(opened)
 
-    (
-        opened
-        >> judged
-        >> [stubs, logs]
-        >> verdicts
-        >> promoted
-        >> [requests, ask_for_resend(promoted)]
-        >> closed
-    )
+    (opened >> judged >> [stubs, logs] >> verdicts >> promoted >> [requests, ask_for_resend()] >> closed)
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
     for audited in (stubs, logs, verdicts, requests):
         audited.operator.operator_extra_links = (RunLink(), DataDocsLink())

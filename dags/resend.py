@@ -65,7 +65,8 @@ def audit_attempts(suite: str, opened: str) -> str:
 @task(retries=2)
 def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     """Tear-down: done, incomplete or failed."""
-    return duty.close(opened, duty.failed_tasks(context))
+    failed = duty.failed_tasks(context)
+    return duty.close(opened, failed, away=duty.away(context, failed))
 
 
 @dag(

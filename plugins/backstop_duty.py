@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from backstop.config.settings import Settings
     from backstop.runs.run import Run
 
+SOMETHING_AWAY = "something_away"
+"""XCom key: the task failed because a store or broker did not answer, after it had done all else."""
+
 log = logging.getLogger(__name__)
 
 Opened = dict[str, Any]
@@ -111,11 +114,17 @@ def open_duty(
     Raises RunRefused while another run of this duty and scope lives, and whatever `count` raises: the run is
     then closed as failed (or incomplete, when something did not answer).
     """
-    from backstop.errors import Unavailable
+    from backstop.errors import ConfigurationError, Unavailable
     from backstop.records import Counts
     from backstop.runs.run import close_run, open_run
 
     with control_room() as room:
+        if topic is not None and topic not in room.settings.topics:
+            raise ConfigurationError(
+                f"There is no topic {topic!r}.",
+                kept="Nothing was started.",
+                next_step=f"Name one of: {', '.join(room.settings.topics)}.",
+            )
         run = open_run(room.control, duty, topic or "*", room.settings, dry_run=dry_run)
         try:
             due = count(room, run)
@@ -168,13 +177,18 @@ _REQUESTS_DUE = """
 """
 
 
-def anything_to_send(promoted: Mapping[str, int]) -> bool:
-    """Whether the control database holds a request that the resend duty could take now."""
-    del promoted  # what was asked for earlier and not yet sent counts as well
+def anything_to_send() -> bool:
+    """Whether the control database holds a request that the resend duty could take now, asked for in whatever
+    run."""
     with control_room() as room, room.control, room.control.cursor() as cursor:
         repair = [name for name, topic in room.settings.topics.items() if topic.mode == "repair"]
         cursor.execute(_REQUESTS_DUE, {"topics": repair})
         return int(cursor.fetchone()[0]) > 0
+
+
+def away(context: Mapping[str, Any], failed: list[str]) -> bool:
+    """Whether what failed did so because something did not answer: the run is then incomplete, not broken."""
+    return any(context["ti"].xcom_pull(task_ids=task, key=SOMETHING_AWAY) for task in failed)
 
 
 def failed_tasks(context: Mapping[str, Any]) -> list[str]:
@@ -186,9 +200,7 @@ def failed_tasks(context: Mapping[str, Any]) -> list[str]:
 
 @told
 def promote(opened: Opened) -> dict[str, int]:
-    """Applies what was judged and audited; returns its counts. A dry run promotes nothing."""
-    if opened["dry_run"]:
-        return {}
+    """Applies what was judged and audited; returns its counts."""
     from backstop.reconcile.anomalies import find_anomalies
     from backstop.reconcile.promote import promote as promote_run
 
@@ -210,9 +222,9 @@ def audit(suite: str, opened: Opened) -> str:
 
 
 @told
-def close(opened: Opened, failed: list[str]) -> dict[str, Any]:
-    """Closes the run as done, incomplete (not everything answered) or failed (these tasks failed); returns
-    its summary.
+def close(opened: Opened, failed: list[str], *, away: bool = False) -> dict[str, Any]:
+    """Closes the run as done, incomplete (not everything answered: `away`) or failed (these tasks failed);
+    returns its summary.
 
     Raises AirflowFailException for an incomplete run, so that it ends red at once: what it did stays valid,
     and trying to close it again could not help.
@@ -232,7 +244,7 @@ def close(opened: Opened, failed: list[str]) -> dict[str, Any]:
                 require_all_reachable(room.control, run)
             except Unavailable as error:
                 missed = error
-        state = "failed" if failed else "incomplete" if missed else "done"
+        state = "incomplete" if missed or (failed and away) else "failed" if failed else "done"
         error_text = (
             f"failed tasks: {', '.join(sorted(failed))}" if failed else str(missed) if missed else None
         )

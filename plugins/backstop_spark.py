@@ -18,10 +18,14 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 try:
+    from backstop.plugins.backstop_duty import SOMETHING_AWAY, url_from_airflow
     from backstop.plugins.backstop_links import RunLink
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    from backstop_duty import SOMETHING_AWAY, url_from_airflow
     from backstop_links import RunLink
 
+AWAY = 3
+"""How a job ends when a store or broker did not answer, and it did all else (errors.Unavailable)."""
 JOBS = Path(__file__).resolve().parent.parent / "spark_jobs"
 
 
@@ -54,6 +58,10 @@ class SparkDutyOperator(BaseOperator):
         try:
             self._hook = self._prepare(private)
             self._hook.submit(str(JOBS / f"{self.duty}.py"))
+        except Exception:
+            if self._exit_code() == AWAY:
+                context["ti"].xcom_push(key=SOMETHING_AWAY, value=True)
+            raise
         finally:
             shutil.rmtree(private)
 
@@ -62,13 +70,13 @@ class SparkDutyOperator(BaseOperator):
         if self._hook is not None:
             self._hook.on_kill()
 
+    def _exit_code(self) -> int | None:
+        """The job's own exit code, which spark-submit passes on in client mode; null: it never ran."""
+        return getattr(getattr(self._hook, "_submit_sp", None), "returncode", None)
+
     def _prepare(self, private: Path) -> Any:
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
-        try:
-            from backstop.plugins.backstop_duty import url_from_airflow
-        except ModuleNotFoundError:
-            from backstop_duty import url_from_airflow
         from backstop.config.connections import Connections, write_secrets_file
         from backstop.config.load import load
 

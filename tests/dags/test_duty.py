@@ -14,7 +14,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 import backstop_duty as duty
-from backstop.errors import AuditFailed, RunLost, RunRefused, StoreUnavailable
+from backstop.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
 from backstop.local.postgres import Postgres
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,6 +108,12 @@ def test_a_second_run_of_one_scope_is_refused(control: Control) -> None:
     assert len(control.rows("SELECT * FROM run")) == 1
 
 
+def test_a_topic_that_nobody_configured_is_refused(control: Control) -> None:
+    with pytest.raises(ConfigurationError, match="order"):
+        duty.open_duty("reconcile", "ordres", False, lambda room, run: 1)
+    assert control.rows("SELECT * FROM run") == []
+
+
 def test_a_store_that_is_away_at_the_start_leaves_an_incomplete_run_and_no_lease(control: Control) -> None:
     def away(room: Any, run: Any) -> int:
         raise StoreUnavailable("shop_b is away.", kept="Its stubs are.", next_step="Bring it back.")
@@ -146,6 +152,12 @@ def test_a_run_with_a_failed_task_is_failed_and_names_it(control: Control) -> No
     assert error == "failed tasks: audit_requests, promote"
 
 
+def test_a_run_whose_job_missed_a_store_is_incomplete_not_failed(control: Control) -> None:
+    run = opened(duty_name="resend")
+    assert duty.close(run, ["claim_publish_settle"], away=True)["state"] == "incomplete"
+    assert control.run(run["run_id"])[2] == "failed tasks: claim_publish_settle"
+
+
 def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(control: Control, tmp_path: Path) -> None:
     run = opened()
     control.stage(run["run_id"])
@@ -165,14 +177,6 @@ def test_a_task_that_wakes_up_after_its_run_was_closed_does_nothing(control: Con
     assert control.rows("SELECT * FROM data_check") == []
 
 
-def test_a_dry_run_promotes_nothing(control: Control) -> None:
-    run = duty.open_duty("reconcile", None, True, lambda room, run: 1)
-    assert run is not None
-    control.stage(run["run_id"])
-    assert duty.promote(run) == {}
-    assert control.rows("SELECT * FROM verdict_count") == []
-
-
 def test_resend_counts_what_may_go_now(control: Control) -> None:
     """`orders` is in mode observe here, `payments` and `refunds` in repair."""
     due = lambda: duty.open_duty("resend", None, False, duty.resend_due)  # noqa: E731
@@ -181,10 +185,10 @@ def test_resend_counts_what_may_go_now(control: Control) -> None:
     control.request("payments", "claimed", due="1h")
     control.request("payments", "sent")
     assert due() is None
-    assert not duty.anything_to_send({})
+    assert not duty.anything_to_send()
     control.request("payments")
     control.request("refunds", "claimed", due="-1s")
-    assert duty.anything_to_send({})
+    assert duty.anything_to_send()
     control.rows("INSERT INTO pause (topic, paused_by, why) VALUES ('payments', 'me', 'test')")
     run = due()
     assert run is not None

@@ -64,7 +64,9 @@ def airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "report.json"
 
 
-def submit(airflow: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0) -> dict[str, Any]:
+def submit(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0, xcoms: Any = None
+) -> dict[str, Any]:
     """What the stand-in saw when the operator ran for OPENED."""
     programs = airflow.parent / "bin"
     programs.mkdir()
@@ -73,8 +75,15 @@ def submit(airflow: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0) -> 
     script.write_text(SUBMIT.format(python=python, report=str(airflow), code=code))
     script.chmod(0o755)
     monkeypatch.setattr(backstop_spark, "sys", SimpleNamespace(executable=str(programs / "python")))
-    backstop_spark.SparkDutyOperator(task_id="judge", duty="reconcile", opened=OPENED).execute({})
+    backstop_spark.SparkDutyOperator(task_id="judge", duty="reconcile", opened=OPENED).execute({"ti": xcoms})
     return json.loads(airflow.read_text())
+
+
+class Xcoms(dict[str, Any]):
+    """What a task handed on."""
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self[key] = value
 
 
 def test_connections_go_by_a_private_file_that_is_gone_afterwards(
@@ -103,9 +112,14 @@ def test_the_command_line_carries_the_run_and_its_token_only(
     assert str(ROOT / "include") in seen["environment"]["PYTHONPATH"].split(":")
 
 
-def test_the_file_is_gone_after_a_failed_job_too(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("code", "told"), [(3, {"something_away": True}), (1, {})])
+def test_the_file_is_gone_after_a_failed_job_too_and_a_store_away_is_told_apart(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch, code: int, told: dict[str, Any]
+) -> None:
+    xcoms = Xcoms()
     with pytest.raises(Exception, match="spark-submit"):
-        submit(airflow, monkeypatch, code=3)
+        submit(airflow, monkeypatch, code=code, xcoms=xcoms)
+    assert xcoms == told
     assert not Path(json.loads(airflow.read_text())["file"]).parent.exists()
 
 

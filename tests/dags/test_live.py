@@ -1,0 +1,258 @@
+"""A live Airflow runs both duties over real databases, a real broker and real Spark: what it does, shows and
+never tells."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg2
+import pytest
+
+from backstop.brokers.open import open_broker
+from backstop.client import SendPolicy, record
+from backstop.config.connections import Connections
+from backstop.config.load import load
+from backstop.local.platform import Platform
+from backstop.local.prepare import prepare
+
+SECONDS = 300.0
+"""For one run on a busy machine; a quiet one takes half a minute."""
+QUICK = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))
+"""As backstop.yaml has it for the embedded platform."""
+IDS = tuple(f"order-{number}" for number in range(3))
+PAYLOAD = b"payload-91c2 of a customer"
+
+
+class CommandLines(threading.Thread):
+    """Reads the command line of every process of one platform, again and again, while Airflow and Spark
+    work."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(daemon=True)
+        self.seen: set[str] = set()
+        self.done = threading.Event()
+        self._ours = f"AIRFLOW_HOME={home}".encode()
+
+    @property
+    def spark(self) -> list[str]:
+        """Those of Spark's JVMs."""
+        return [command for command in self.seen if "org.apache.spark" in command]
+
+    def run(self) -> None:
+        while not self.done.wait(0.05):
+            for file in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    if self._ours not in (file.parent / "environ").read_bytes():
+                        continue
+                    self.seen.add(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                except OSError:
+                    continue  # it has ended
+
+
+class Live:
+    """The platform, and what the tests ask it."""
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform, self.api = platform, platform.airflow.api
+        self.settings = load(platform.config)
+        self.connections = Connections(resolver=platform.connections().get)
+
+    def rows(self, database: str, query: str, *values: object) -> list[tuple[Any, ...]]:
+        connection = psycopg2.connect(self.platform.dsn(database))
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute(query, values)
+                return cursor.fetchall() if cursor.description else []
+        finally:
+            connection.close()
+
+    def promise(self, *ids: str) -> None:
+        """Stubs whose send is left to Backstop."""
+        connection = psycopg2.connect(self.platform.dsn("producer_a"))
+        with connection:
+            for message_id in ids:
+                record(connection, "orders", PAYLOAD, message_id=message_id, policy=QUICK, send=False)
+        connection.close()
+
+    def run(self, duty: str, **form: object) -> tuple[str, dict[str, str]]:
+        """Triggers a run by hand and waits: Airflow's id of it, and each task's state (and the run's own
+        under "")."""
+        run_id = self.api.trigger(duty, form)
+        state = self.api.wait(duty, run_id, SECONDS)
+        tasks = {str(task["task_id"]): str(task["state"]) for task in self.api.task_instances(duty, run_id)}
+        return run_id, {**tasks, "": state}
+
+    def get(self, path: str, *, stranger: bool = False) -> tuple[int, str]:
+        request = urllib.request.Request(self.platform.airflow.url + path)
+        if not stranger:
+            request.add_header("Cookie", f"_token={self.api.token()}")
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def published(self) -> int:
+        """Entries ever stored in the topic's queues."""
+        with open_broker(self.settings, self.connections, "embedded") as broker:
+            return sum(queue.next_offset for queue in broker.queues("orders"))
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: not within {SECONDS:.0f} s"
+            time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    root = tmp_path_factory.mktemp("live")
+    platform = Platform(root)
+    try:
+        platform.start(airflow=False)
+        prepare(load(platform.config), platform.connections())
+        platform.airflow.env.update(
+            platform.environment()
+            | {
+                "BACKSTOP_RECONCILE_SCHEDULE": "none",
+                "BACKSTOP_RESEND_SCHEDULE": "none",
+                "BACKSTOP_RETRY_SECONDS": "1",
+                "BACKSTOP_DOCS_FOLDER": str(root / "docs"),
+            }  # fmt: skip
+        )
+        platform.airflow.start()
+        ready = Live(platform)
+        for duty in ("reconcile", "resend"):
+            ready.api.unpause(duty)
+        yield ready
+    finally:
+        platform.stop()
+
+
+def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(live: Live) -> None:
+    commands = CommandLines(live.platform.airflow.home)
+    commands.start()
+
+    # Nothing is due: the run is recorded, and neither Spark nor Great Expectations starts.
+    _, tasks = live.run("reconcile")
+    assert tasks.pop("") == "success"
+    assert set(tasks.values()) == {"skipped"}
+    assert live.rows("control", "SELECT state, counts FROM run") == [("done", {"due": 0})]
+    assert commands.spark == []
+
+    # Three promises that nobody sent: reconcile asks for them once first_check is over, and wakes resend.
+    live.promise(*IDS)
+    found: list[tuple[str, dict[str, str]]] = []
+
+    def asked_for() -> bool:
+        found.append(live.run("reconcile"))
+        return found[-1][1].get("promote") == "success" and bool(
+            live.rows("control", "SELECT 1 FROM resend_request HAVING count(*) = %s", len(IDS))
+        )
+
+    live.wait_for(asked_for, "requests for what was never sent")
+    run_id, tasks = found[-1]
+    assert set(tasks.values()) == {"success"}
+    live.wait_for(
+        lambda: live.rows("control", "SELECT DISTINCT state FROM resend_request") == [("sent",)], "the resend"
+    )
+    assert live.published() == len(IDS)
+    live.wait_for(
+        lambda: [str(run["state"]) for run in live.api.dag_runs("resend")][:1] == ["success"], "resend's end"
+    )
+    (woken,) = live.api.dag_runs("resend")
+    assert woken["run_type"] == "asset_triggered"
+
+    # Every audit left its row and its site; the button leads there, for readers only.
+    control_run = live.rows("control", "SELECT max(run_id) FROM run WHERE duty = 'reconcile' AND stage > 0")[
+        0
+    ][0]
+    suites = live.rows("control", "SELECT suite FROM data_check WHERE run_id = %s AND passed", control_run)
+    assert {suite for (suite,) in suites} == {"stubs_at_the_door", "logs_at_the_door", "verdicts", "requests"}
+    links = live.api.request(
+        "GET", f"/dags/reconcile/dagRuns/{urllib.request.quote(run_id)}/taskInstances/audit_verdicts/links"
+    )["extra_links"]
+    assert links["What this run did"].endswith(f"/backstop/runs/{control_run}")
+    for link in links.values():
+        assert live.get(urlsplit(link).path)[0] == 200
+        assert live.get(urlsplit(link).path, stranger=True)[0] == 401
+    assert "UNSENT" in live.get(f"/backstop/runs/{control_run}")[1]
+
+    # No secret on a command line, in a log, a rendered template, an XCom or a page; no payload either.
+    commands.done.set()
+    commands.join()
+    assert commands.spark, "Spark was never seen"
+    secrets = [urlsplit(url).password for url in live.platform.connections().values()]
+    told = {f"command {number}": text for number, text in enumerate(commands.seen)}
+    for file in live.platform.airflow.home.rglob("*"):
+        if file.is_file() and file.suffix in (".log", ".txt", ".out"):
+            told[str(file)] = file.read_text(errors="replace")
+    for table in (
+        "xcom",
+        "rendered_task_instance_fields",
+        "dag_run",
+        "serialized_dag",
+        "log",
+        "task_instance",
+    ):
+        told[table] = json.dumps(live.rows("airflow", f"SELECT to_jsonb(t) FROM {table} AS t"), default=str)
+    told["page"] = live.get(f"/backstop/runs/{control_run}")[1]
+    for page in (live.platform.root / "docs").rglob("*.html"):
+        told[str(page)] = page.read_text()
+    for secret in filter(None, secrets):
+        assert [where for where, text in told.items() if secret in text] == []
+    assert [where for where, text in told.items() if "payload-91c2" in text] == []
+
+
+def test_a_dry_run_judges_and_promotes_nothing(live: Live) -> None:
+    live.promise("order-dry")
+    live.wait_for(
+        lambda: bool(live.rows("producer_a", "SELECT 1 FROM message_stub WHERE message_id = 'order-dry'"
+                               " AND next_check_at <= clock_timestamp()")),
+        "the stub to be due",
+    )  # fmt: skip
+    before = live.rows("control", "SELECT count(*) FROM resend_request")
+    _, tasks = live.run("reconcile", dry_run=True, topic="orders")
+    assert tasks["audit_verdicts"] == "success"
+    assert {tasks[name] for name in ("promote", "audit_requests", "ask_for_resend")} == {"skipped"}
+    assert tasks["close_run"] == "success"
+    assert live.rows("control", "SELECT count(*) FROM resend_request") == before
+    scope, dry_run, run = live.rows("control", "SELECT scope, dry_run, run_id FROM run ORDER BY run_id DESC")[
+        0
+    ]
+    assert (scope, dry_run) == ("orders", True)
+    assert live.rows("control", "SELECT * FROM verdict_count WHERE run_id = %s", run) == []
+
+
+def test_a_run_with_a_shard_away_judges_the_others_and_ends_red(live: Live) -> None:
+    live.promise("order-away")
+    live.wait_for(
+        lambda: bool(live.rows("producer_a", "SELECT 1 FROM message_stub WHERE message_id = 'order-away'"
+                               " AND next_check_at <= clock_timestamp()")),
+        "the stub to be due",
+    )  # fmt: skip
+    admin = psycopg2.connect(live.platform.postgres.admin_dsn())
+    admin.autocommit = True
+    try:
+        with admin.cursor() as cursor:
+            cursor.execute("ALTER DATABASE producer_b ALLOW_CONNECTIONS false")
+        _, tasks = live.run("reconcile")
+        assert tasks["promote"] == "success"
+        assert tasks["close_run"] == "failed"
+        assert tasks[""] == "failed"
+        ((state, error),) = live.rows("control", "SELECT state, error FROM run ORDER BY run_id DESC LIMIT 1")
+        assert state == "incomplete"
+        assert "shop_b" in error
+    finally:
+        with admin.cursor() as cursor:
+            cursor.execute("ALTER DATABASE producer_b ALLOW_CONNECTIONS true")
+        admin.close()
