@@ -111,7 +111,7 @@ def stub(dice: Dice, number: int, shard: str, topic: str, p: Row) -> Row:
         "max_sends": dice.maybe(dice.random.choice((1, 3, 9)), 0.8),
         "next_check_at": NOW - 1 if dice.chance(0.5) else dice.near(NOW), "created_at": created,
         "first_seen_at": dice.maybe(dice.near(NOW - p["first_check"]), 0.1),
-        "judged_at": dice.maybe(dice.near(NOW - 60 * SECOND), 0.4),
+        "judged_at": dice.maybe(dice.random.choice((NOW - 60 * SECOND, dice.near(NOW - 60 * SECOND))), 0.4),
         "deliver_at": dice.maybe(dice.near(NOW - p["max_send_duration"], NOW), 0.8),
         "attempted_at": attempted,
         "sent_at": dice.near(NOW - 600 * SECOND) if sent else None,
@@ -130,7 +130,7 @@ def log(dice: Dice, p: Row) -> Row:
         "log_state": dice.maybe(dice.random.choice(STATES), 0.03),
         "lease_expires_at": dice.maybe(dice.near(NOW, NOW - p["max_clock_skew"]), 0.15),
         "log_updated_at": dice.maybe(dice.near(NOW - p["consume_timeout"], NOW - p["redelivery_horizon"])),
-        "log_consumed_at": dice.maybe(dice.near(NOW - 60 * SECOND)),
+        "log_consumed_at": dice.maybe(dice.random.choice((NOW - 60 * SECOND, dice.near(NOW - 60 * SECOND)))),
     }  # fmt: skip
 
 
