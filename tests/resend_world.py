@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,14 @@ from backstop.config.settings import Settings
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 from backstop.records import SEND_HEADER, Counts
+from backstop.resend.claim import Worker
+from backstop.resend.recover import recover
 from backstop.resend.request import Ask, ask
-from backstop.resend.work import a_worker, run_once
+from backstop.resend.work import a_worker, now, run_once, work
 from backstop.runs.control import connect
 from backstop.runs.run import Run, close_run, open_run
 from backstop.schema.migrate import migrate
+from backstop.verdicts.sources import Sources
 
 ROOT = Path(__file__).parent.parent
 ROLES = {
@@ -120,9 +123,18 @@ class World:
             return run_once(self.settings, self.connections, run, **options)
 
     @contextmanager
-    def worker(self, run: Run) -> Iterator[Any]:
+    def worker(self, run: Run, hooks: Mapping[str, Callable[[], None]] | None = None) -> Iterator[Worker]:
+        """A worker whose shards and brokers are hooked."""
         with a_worker(self.settings, self.connections, run) as worker:
-            yield worker
+            worker.judge.sources = HookedSources(self.settings, self.connections, hooks or {})
+            with worker.judge.sources:
+                yield worker
+
+    def hooked_resend(self, hooks: Mapping[str, Callable[[], None]], scope: str = "*") -> Counts:
+        """One whole run with hooks around the methods of its stores and brokers."""
+        with self.run(scope) as run, self.worker(run, hooks) as worker:
+            counts = recover(worker)
+            return counts + work(worker, now(worker))
 
     def requests(self) -> dict[str, int]:
         return dict(self.sql("control", "SELECT state, count(*)::int FROM resend_request GROUP BY state"))
@@ -200,3 +212,44 @@ def ids(number: int, prefix: str = "m") -> list[str]:
     return [f"{prefix}{i:05d}" for i in range(number)]
 
 
+
+
+class Hooked:
+    """A store or broker that calls `hooks["<method> before"]` and `hooks["<method> after"]` around a method; nothing else
+    is changed."""
+
+    def __init__(self, inner: Any, hooks: Mapping[str, Callable[[], None]]) -> None:
+        self._inner, self._hooks = inner, hooks
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        if f"{name} before" not in self._hooks and f"{name} after" not in self._hooks:
+            return value
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._hooks.get(f"{name} before", lambda: None)()
+            answer = value(*arguments, **options)
+            self._hooks.get(f"{name} after", lambda: None)()
+            return answer
+
+        return call
+
+
+class HookedSources(Sources):
+    """Sources whose shards and brokers are hooked."""
+
+    def __init__(self, settings: Settings, connections: Connections, hooks: Mapping[str, Callable[[], None]]) -> None:
+        super().__init__(settings, connections)
+        self._hooks = hooks
+
+    def shard(self, name: str) -> Any:
+        return Hooked(super().shard(name), self._hooks)
+
+    def broker(self, name: str) -> Any:
+        return Hooked(super().broker(name), self._hooks)
+
+
+def once(action: Callable[[], None]) -> Callable[[], None]:
+    """The action, the first time only."""
+    left = [action]
+    return lambda: left.pop()() if left else None
