@@ -98,6 +98,7 @@ def _revision(connection: Connection, role: str) -> str | None:
 
 
 def _config(role: str) -> Config:
+    revisions(role)  # refuses an unknown role, whose name would become a path
     config = Config()
     # The configuration parser takes a percent sign for a reference.
     config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))

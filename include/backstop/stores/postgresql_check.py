@@ -29,7 +29,9 @@ def _version(connection: PostgresConnection, role: str) -> Finding:
     if readable is None:
         return Finding(subject, False, f"there is no table {table}", f"Run `backstop migrate --role {role}`.")
     if not readable:
-        return Finding(subject, False, f"{table} may not be read", f"Grant SELECT on {table} to this login's role.")
+        return Finding(
+            subject, False, f"{table} may not be read", f"Grant SELECT on {table} to this login's role."
+        )
     found = [version for (version,) in connection.rows(_VERSION.format(sql.Identifier(table)))]
     if found == [newest]:
         return Finding(subject, True, f"revision {newest}")
@@ -57,7 +59,9 @@ def _privileges(connection: PostgresConnection, needs: list[Need]) -> Finding:
     subject = f"{connection.subject}: privileges"
     if not missing:
         return Finding(subject, True, "all that the duties need")
-    return Finding(subject, False, f"missing: {', '.join(missing)}", "Grant the role backstop_duty to this login.")
+    return Finding(
+        subject, False, f"missing: {', '.join(missing)}", "Grant the role backstop_duty to this login."
+    )
 
 
 def _durability(connection: PostgresConnection) -> list[Finding]:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 CONNECT_TIMEOUT = timedelta(seconds=10)
 STATEMENT_TIMEOUT = timedelta(seconds=60)
 """A batch takes milliseconds; percentiles over millions of due rows take seconds."""
-_GRACE = 5.0
+GRACE = 5.0
 """Seconds that a server gets beyond its own limit before the line is cut from this side."""
 _TRIES = 4
 _SETTINGS = """
@@ -55,11 +55,13 @@ class PostgresConnection:
         *,
         connect_timeout: timedelta = CONNECT_TIMEOUT,
         statement_timeout: timedelta = STATEMENT_TIMEOUT,
+        grace: float = GRACE,
     ) -> None:
         self.subject = subject
         self._url = url
         self._connect_seconds = max(1, round(connect_timeout.total_seconds()))
         self._statement_seconds = statement_timeout.total_seconds()
+        self._grace = grace
         self._connection: Connection | None = None
 
     def __repr__(self) -> str:
@@ -125,7 +127,7 @@ class PostgresConnection:
     def _alarmed(self) -> Iterator[Connection]:
         """The open connection; its line is cut when server and network are silent beyond every limit of theirs."""
         connection = self._open()
-        cut = threading.Timer(self._statement_seconds + _GRACE, _cut_line, [connection])
+        cut = threading.Timer(self._statement_seconds + self._grace, _cut_line, [connection])
         cut.daemon = True
         cut.start()
         try:

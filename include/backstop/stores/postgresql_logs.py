@@ -82,7 +82,20 @@ _STATES = frozenset(str(state) for state in LogState)
 
 
 def _log(group: str, row: Sequence[Any]) -> LogRow:
-    (topic, message_id, state, token, lease, attempts, stopped, received, updated, consumed, conflicts, error) = row
+    (
+        topic,
+        message_id,
+        state,
+        token,
+        lease,
+        attempts,
+        stopped,
+        received,
+        updated,
+        consumed,
+        conflicts,
+        error,
+    ) = row
     if state not in _STATES:
         invalid = f"unknown state {str(state)[:40]!r}"
     elif updated is None:

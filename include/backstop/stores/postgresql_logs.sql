@@ -36,6 +36,7 @@ WITH RECURSIVE queue AS (
     SELECT n.queue_id, n.queue_epoch FROM queue q CROSS JOIN LATERAL (
         SELECT l.queue_id, l.queue_epoch FROM consumer_log l
         WHERE l.consumer_group = %(group)s::text AND l.topic = %(topic)s::text AND l.queue_offset IS NOT NULL
+            AND l.queue_id IS NOT NULL AND l.queue_epoch IS NOT NULL
             AND (l.queue_id, l.queue_epoch) > (q.queue_id, q.queue_epoch)
         ORDER BY l.queue_id, l.queue_epoch LIMIT 1) n
 )

@@ -30,16 +30,18 @@ def scan(connection: PostgresConnection, statement: str, values: Mapping[str, An
     """
 
     def render(cursor: Cursor) -> tuple[str, list[str]]:
-        cuts: list[Any] = []
+        cuts: list[str] = []
         if partitions > 1:
-            fractions = [number / partitions for number in range(1, partitions)]
+            fractions = [number / partitions for number in range(partitions)]
             cursor.execute(_SQL["bounds"], {"fractions": fractions, "as_of": values["as_of"]})
             (found,) = cursor.fetchone() or (None,)
-            cuts = sorted(set(found or []))
+            # A cut at the first instant would leave a partition without rows.
+            cuts = [cut for cut in dict.fromkeys(found or []) if cut != found[0]]
         # Ends are open: whatever becomes due between the cuts and the read belongs to some range.
         ends = ["-infinity", *cuts, "infinity"]
         ranges = [
-            cursor.mogrify(_SQL["range"], {"start": start, "end": end}).decode() for start, end in pairwise(ends)
+            cursor.mogrify(_SQL["range"], {"start": start, "end": end}).decode()
+            for start, end in pairwise(ends)
         ]
         return cursor.mogrify(statement, values).decode(), ranges
 

@@ -96,7 +96,9 @@ class PostgresStubs:
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         return {
-            Key(topic, message_id): Message(topic, message_id, bytes(content), _texts(headers), tag, ordering_key)
+            Key(topic, message_id): Message(
+                topic, message_id, bytes(content), _texts(headers), tag, ordering_key
+            )
             for topic, message_id, content, headers, tag, ordering_key in self._by_key("contents", keys)
         }
 
@@ -149,7 +151,9 @@ class PostgresStubs:
         names = ("topics", "message_ids", "old_statuses", "new_statuses", "send_counts", "next_looks")
         moved = 0
         for chunk in _chunks(outcomes):
-            rows = [(*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk]
+            rows = [
+                (*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk
+            ]
             moved += len(self._changed("promote", {**columns(rows, names), "as_of": as_of}))
         return moved
 
@@ -180,7 +184,9 @@ class PostgresStubs:
             yield from self._connection.rows(_SQL[query], columns(chunk, ("topics", "message_ids")))
 
     def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
-        return {Key(topic, message_id) for topic, message_id in self._connection.rows(_SQL[statement], values)}
+        return {
+            Key(topic, message_id) for topic, message_id in self._connection.rows(_SQL[statement], values)
+        }
 
 
 def scope_values(as_of: datetime, scope: Scope) -> dict[str, Any]:

@@ -14,8 +14,8 @@ SELECT count(*) FROM (
     LIMIT %(limit)s
 ) due;
 
--- name: bounds: the instants that cut what is due into ranges of equal size, over the due index
-SELECT percentile_disc(%(fractions)s::float8[]) WITHIN GROUP (ORDER BY s.next_check_at)
+-- name: bounds: the instants (as text) that cut what is due into ranges of equal size, over the due index
+SELECT (percentile_disc(%(fractions)s::float8[]) WITHIN GROUP (ORDER BY s.next_check_at))::text[]
 FROM message_stub s
 WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz;
 

@@ -1,0 +1,636 @@
+"""What every store of stubs must hold: each change is a compare-and-set, and silence is never "no row"."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import pytest
+
+from backstop.errors import ContractBroken, StoreUnavailable
+from backstop.records import Key, Outcome, Position
+from backstop.stores.protocol import (
+    ATTEMPT_COLUMNS,
+    STUB_COLUMNS,
+    Claim,
+    Scope,
+    Settlement,
+    StubOutcome,
+    StubStore,
+)
+from store_world import NOW, PASSWORD, WORLDS, PostgresWorld, token
+
+T = TypeVar("T")
+KEY = Key("orders", "m-1")
+ODD = [
+    "plain", "with:colon", "per%cent%(x)s", "it's", '"double"', "back\\slash", "líne\nbreak", "emoji-🚚", "{a,b}",
+    "?$1{fn}", "NULL", " ", "'); DROP TABLE message_stub; --", "\u202ertl",
+]  # fmt: skip
+MICROSECOND = timedelta(microseconds=1)
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: world.__name__)
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PostgresWorld]:
+    world = request.param(tmp_path_factory.mktemp("store"))
+    world.start()
+    yield world
+    world.stop()
+
+
+@pytest.fixture
+def world(running: PostgresWorld) -> PostgresWorld:
+    running.empty()
+    return running
+
+
+@pytest.fixture
+def store(world: PostgresWorld) -> Iterator[StubStore]:
+    with world.stubs() as opened:
+        yield opened
+
+
+def claim_of(key: Key = KEY, **changes: Any) -> Claim:
+    base = Claim(
+        key=key, send_number=2, token=token(), groups=None, requested_by="request 7", attempt_seconds=120,
+        next_check_seconds=180, max_sends=5, max_refusals=20, only_when_due=True,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def at_once(world: PostgresWorld, *work: Callable[[StubStore], T]) -> list[T]:
+    """Each piece of work in a thread and on a store of its own, all begun together."""
+    together, results, errors = threading.Barrier(len(work)), {}, []
+
+    def one(number: int, piece: Callable[[StubStore], T]) -> None:
+        try:
+            with world.stubs() as store:
+                store.clock()
+                together.wait(10)
+                results[number] = piece(store)
+        except BaseException as error:  # noqa: BLE001 - told to the test below
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=item) for item in enumerate(work)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors, errors
+    return [results[number] for number in range(len(work))]
+
+
+# Looking
+
+
+def test_a_stub_is_due_at_exactly_its_instant_and_not_a_microsecond_before(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub(next_check_at=NOW)
+    assert store.count_due(NOW, Scope(), 10) == 1
+    assert store.count_due(NOW - MICROSECOND, Scope(), 10) == 0
+    assert [len(part) for part in world.read(store.scan_due(NOW, Scope(), 4))] == [1]
+    assert not any(world.read(store.scan_due(NOW - MICROSECOND, Scope(), 4)))
+
+
+def test_counting_stops_at_the_limit(world: PostgresWorld, store: StubStore) -> None:
+    for number in range(5):
+        world.put_stub(message_id=f"m-{number}")
+    assert [store.count_due(NOW, Scope(), limit) for limit in (3, 5, 9)] == [3, 5, 5]
+
+
+def test_only_pending_stubs_are_due(world: PostgresWorld, store: StubStore) -> None:
+    for status in ("pending", "confirmed", "exhausted", "voided", "no_taker"):
+        world.put_stub(message_id=status, status=status)
+    assert store.count_due(NOW, Scope(), 10) == 1
+    assert [row["message_id"] for part in world.read(store.scan_due(NOW, Scope(), 2)) for row in part] == [
+        "pending"
+    ]
+
+
+def test_a_scope_takes_its_topics_and_a_half_open_range_of_creation(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    for topic in ODD:
+        world.put_stub(topic=topic, created_at=NOW)
+    day = timedelta(days=1)
+    for topic in ODD:
+        scope = Scope(topics=[topic], created_from=NOW, created_to=NOW + MICROSECOND)
+        assert store.count_due(NOW, scope, 10) == 1
+        assert [row["topic"] for part in world.read(store.scan_due(NOW, scope, 3)) for row in part] == [topic]
+        assert store.count_due(NOW, Scope([topic], created_from=NOW + MICROSECOND), 10) == 0
+        assert store.count_due(NOW, Scope([topic], created_from=NOW - day, created_to=NOW), 10) == 0
+    assert store.count_due(NOW, Scope(topics=[]), 10) == 0
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7])
+def test_a_scan_has_every_due_stub_in_exactly_one_partition(
+    world: PostgresWorld, store: StubStore, partitions: int
+) -> None:
+    for number in range(60):
+        # Many of one instant: a cut may not fall between them.
+        world.put_stub(message_id=f"m-{number:02}", next_check_at=NOW - timedelta(seconds=number // 9))
+    scan = store.scan_due(NOW, Scope(), partitions)
+    parts = world.read(scan)
+    found = [row["message_id"] for part in parts for row in part]
+    assert sorted(found) == [f"m-{number:02}" for number in range(60)]
+    assert len(parts) <= partitions
+    assert max(map(len, parts)) <= 60 // partitions + 9
+    assert list(parts[0][0])[: len(STUB_COLUMNS)] == list(STUB_COLUMNS)
+
+
+def test_a_scan_gives_instants_in_microseconds_and_keeps_null(world: PostgresWorld, store: StubStore) -> None:
+    world.put_stub(next_check_at=NOW, created_at=NOW - timedelta(hours=2), tag="t", queue_id=3, queue_offset=9,
+                   queue_epoch="e", send_count=1, max_sends=4)  # fmt: skip
+    ((row,),) = world.read(store.scan_due(NOW, Scope(), 1))
+    micros = (NOW - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND
+    assert row["next_check_at"] == micros
+    assert row["created_at"] == micros - 2 * 3600 * 1_000_000
+    assert (row["sent_at"], row["first_seen_at"], row["attempt_deadline"]) == (None, None, None)
+    assert (row["shard"], row["tag"], row["queue_id"], row["queue_offset"]) == ("shop_a", "t", 3, 9)
+    assert (row["queue_epoch"], row["send_count"], row["refusals"], row["max_sends"]) == ("e", 1, 0, 4)
+
+
+def test_a_stub_with_an_infinite_instant_does_not_stop_the_scan(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub(
+        message_id="broken", created_at="-infinity", deliver_at="infinity", next_check_at="-infinity"
+    )
+    world.put_stub(message_id="sound")
+    rows = {row["message_id"]: row for part in world.read(store.scan_due(NOW, Scope(), 3)) for row in part}
+    assert set(rows) == {"broken", "sound"}
+    assert rows["broken"]["created_at"] is None
+    assert set(store.stubs([Key("orders", "broken")])) == {Key("orders", "broken")}
+
+
+def test_attempts_are_scanned_for_due_stubs_sent_more_than_once_one_row_a_group(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    later = NOW + timedelta(days=1)
+    for message_id, sends, due in (("once", 1, NOW), ("twice", 2, NOW), ("later", 2, later)):
+        world.put_stub(message_id=message_id, send_count=sends, next_check_at=due)
+        world.put_attempt(message_id=message_id, outcome="sent", queue_id=0, queue_offset=5, queue_epoch="e")
+    world.put_attempt(message_id="twice", send_number=2, groups=["billing", "it's"], outcome="refused")
+    rows = [row for part in world.read(store.scan_attempts(NOW, Scope(), 3)) for row in part]
+    assert list(rows[0])[: len(ATTEMPT_COLUMNS)] == list(ATTEMPT_COLUMNS)
+    told = {
+        (r["message_id"], r["send_number"], r["consumer_group"], r["outcome"], r["queue_offset"])
+        for r in rows
+    }
+    assert told == {
+        ("twice", 1, None, "sent", 5), ("twice", 2, "billing", "refused", None), ("twice", 2, "it's", "refused", None),
+    }  # fmt: skip
+
+
+def test_no_secret_is_in_what_a_scan_shows(world: PostgresWorld, store: StubStore) -> None:
+    scan = store.scan_due(NOW, Scope(), 2)
+    password = scan.secret_options["password"]
+    assert password
+    assert password not in repr(scan) + json.dumps(dict(scan.options)) + "".join(scan.predicates) + repr(
+        store
+    )
+
+
+def test_ids_of_any_text_come_back_as_they_were(world: PostgresWorld, store: StubStore) -> None:
+    keys = [Key(topic, message_id) for topic in ODD[:4] for message_id in ODD]
+    for key in keys:
+        world.put_stub(topic=key.topic, message_id=key.message_id, headers=json.dumps({"x": key.message_id}),
+                       content=key.message_id.encode() + b"\x00\xff", ordering_key=key.topic)  # fmt: skip
+    assert set(store.stubs(keys)) == set(keys)
+    contents = store.contents(keys)
+    for key in keys:
+        message = contents[key]
+        assert (message.key, message.headers, message.partition_key) == (
+            key,
+            {"x": key.message_id},
+            key.topic,
+        )
+        assert message.content == key.message_id.encode() + b"\x00\xff"
+    claims = [claim_of(key, send_number=1, groups=ODD) for key in keys]
+    assert store.claim(claims) == set(keys)
+    ended = [Settlement(c.key, 1, c.token, Outcome.UNKNOWN, error="lost: \x00 %s '") for c in claims]
+    assert store.settle(ended) == set(keys)
+    attempts = store.attempts(keys)
+    assert {key: [a.groups for a in attempts[key]] for key in keys} == {key: [tuple(ODD)] for key in keys}
+    assert store.promote([StubOutcome(key, "pending", "exhausted", 1, None) for key in keys], NOW) == len(
+        keys
+    )
+    assert all(store.void(key) for key in keys)
+
+
+def test_a_key_that_no_row_can_have_is_absent_and_harms_no_other(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub()
+    asked = [Key("orders", "nul\x00"), Key("orders", "half\ud800"), KEY, Key("orders", "none"), KEY]
+    assert set(store.stubs(asked)) == {KEY}
+    assert store.stubs([]) == {} and store.attempts([]) == {} and store.contents([]) == {}
+
+
+def test_attempts_by_key_come_in_the_order_of_their_numbers(world: PostgresWorld, store: StubStore) -> None:
+    world.put_stub(send_count=3)
+    for number in (3, 1, 2):
+        world.put_attempt(send_number=number, groups=["billing"] if number == 3 else None)
+    assert [(a.send_number, a.groups) for a in store.attempts([KEY])[KEY]] == [
+        (1, None),
+        (2, None),
+        (3, ("billing",)),
+    ]
+
+
+# Claiming
+
+
+def test_of_two_claims_at_once_exactly_one_gets_each_number(world: PostgresWorld) -> None:
+    keys = [Key("orders", f"m-{number:03}") for number in range(200)]
+    for key in keys:
+        world.put_stub(message_id=key.message_id, send_count=1)
+    mine = [claim_of(key) for key in keys]
+    yours = [claim_of(key) for key in reversed(keys)]  # the other order: no deadlock either
+    first, second = at_once(world, lambda s: s.claim(mine), lambda s: s.claim(yours))
+    assert first | second == set(keys) and not first & second
+    tokens = {c.key: c.token for c in mine if c.key in first} | {
+        c.key: c.token for c in yours if c.key in second
+    }
+    with world.stubs() as store:
+        assert {key: stub.attempt_token for key, stub in store.stubs(keys).items()} == tokens
+
+
+@pytest.mark.parametrize(
+    ("stub", "asked"),
+    [
+        pytest.param({"send_count": 2}, {}, id="the number was handed out"),
+        pytest.param({"send_count": 0}, {}, id="a number before it was not handed out"),
+        *[
+            pytest.param({"send_count": 1, "status": status}, {}, id=status)
+            for status in ("confirmed", "exhausted", "voided", "no_taker")
+        ],
+        pytest.param(
+            {"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW, "attempted_at": NOW}, {},
+            id="an attempt is under way",
+        ),
+        pytest.param({"send_count": 1}, {"max_sends": 1}, id="the policy's budget is used"),
+        pytest.param({"send_count": 1, "max_sends": 1}, {}, id="the stub's own budget is used"),
+        pytest.param({"send_count": 1, "refusals": 1}, {"max_refusals": 1}, id="refused too often"),
+        pytest.param({"send_count": 1, "next_check_at": NOW}, {}, id="it is not due"),
+    ],
+)  # fmt: skip
+def test_a_claim_hands_out_nothing_when(
+    world: PostgresWorld, store: StubStore, stub: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    world.put_stub(**stub)
+    before = world.stub()
+    assert store.claim([claim_of(**asked)]) == set()
+    assert world.stub() == before
+
+
+@pytest.mark.parametrize(
+    ("stub", "asked"),
+    [
+        pytest.param(
+            {"send_count": 1, "next_check_at": NOW}, {"only_when_due": False}, id="a person need not wait"
+        ),
+        pytest.param(
+            {"send_count": 1, "max_sends": 2}, {"max_sends": 1}, id="the stub's own budget counts first"
+        ),
+        pytest.param({"send_count": 1, "refusals": 1}, {"max_sends": 1}, id="a refused number is not spent"),
+        pytest.param({"send_count": 0}, {"send_number": 1}, id="Backstop sends the first one"),
+    ],
+)
+def test_a_claim_is_granted_when(
+    world: PostgresWorld, store: StubStore, stub: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    world.put_stub(**stub)
+    assert store.claim([claim_of(**asked)]) == {KEY}
+
+
+def test_a_claim_writes_its_attempt_and_the_next_look_by_the_stores_clock(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub(
+        send_count=1, sent_at=NOW, queue_id=1, queue_offset=7, queue_epoch="e", broker_message_id="b"
+    )
+    claim = claim_of(groups=["billing"], attempt_seconds=7.5, next_check_seconds=90)
+    before = store.clock()
+    assert store.claim([claim]) == {KEY}
+    row, after = world.stub(), store.clock()
+    assert (row["send_count"], str(row["attempt_token"])) == (2, claim.token)
+    assert (row["attempt_groups"], row["attempt_requested_by"]) == (["billing"], "request 7")
+    assert before <= row["attempted_at"] <= after
+    assert row["attempt_deadline"] - row["attempted_at"] == timedelta(seconds=7.5)
+    assert row["next_check_at"] - row["attempted_at"] == timedelta(seconds=90)
+    # Position and time are those of the newest number: nothing is known of it yet.
+    assert [row[name] for name in ("sent_at", "queue_id", "queue_offset", "queue_epoch")] == [None] * 4
+
+
+def test_two_numbers_of_one_message_in_one_batch_are_refused(world: PostgresWorld, store: StubStore) -> None:
+    world.put_stub(send_count=1)
+    with pytest.raises(ContractBroken):
+        store.claim([claim_of(), claim_of(send_number=3)])
+    assert world.stub()["send_count"] == 1
+
+
+# Settling and recovering
+
+
+def claimed(world: PostgresWorld, store: StubStore, **changes: Any) -> Claim:
+    world.put_stub(send_count=1, sent_at=NOW, queue_id=1, queue_offset=7, queue_epoch="old")
+    claim = claim_of(groups=["billing"], **changes)
+    assert store.claim([claim]) == {KEY}
+    return claim
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_each_outcome_is_settled_once_and_a_second_time_changes_nothing(
+    world: PostgresWorld, store: StubStore, outcome: Outcome
+) -> None:
+    claim = claimed(world, store)
+    ended = Settlement(KEY, 2, claim.token, outcome, Position(2, 40, "e"), "embedded", "2-40", "why")
+    assert store.settle([ended]) == {KEY}
+    row, attempts = world.stub(), world.attempts()
+    sent = outcome is Outcome.SENT
+    assert row["attempt_token"] is None
+    assert row["refusals"] == (1 if outcome is Outcome.REFUSED else 0)
+    assert (row["sent_at"] is not None) == sent
+    place = (2, 40, "e") if sent else (None, None, None)
+    assert (row["queue_id"], row["queue_offset"], row["queue_epoch"]) == place
+    (attempt,) = attempts
+    assert (attempt["send_number"], attempt["outcome"], attempt["groups"]) == (2, outcome.value, ["billing"])
+    assert (attempt["requested_by"], attempt["started_at"]) == ("request 7", row["attempted_at"])
+    assert (attempt["queue_id"], attempt["queue_offset"], attempt["queue_epoch"]) == place
+    assert store.settle([ended]) == set()
+    other = replace(ended, outcome=Outcome.REFUSED if sent else Outcome.SENT)
+    assert store.settle([other]) == set()
+    assert (world.stub(), world.attempts()) == (row, attempts)
+
+
+@pytest.mark.parametrize("changes", [{"token": token()}, {"send_number": 1}, {"send_number": 3}])
+def test_an_attempt_that_is_not_the_callers_is_not_settled(
+    world: PostgresWorld, store: StubStore, changes: dict[str, Any]
+) -> None:
+    claim = claimed(world, store)
+    before = world.stub()
+    ended = replace(Settlement(KEY, 2, claim.token, Outcome.SENT, Position(2, 40, "e")), **changes)
+    assert store.settle([ended]) == set()
+    assert (world.stub(), world.attempts()) == (before, [])
+
+
+def test_of_two_settlements_at_once_one_is_taken(world: PostgresWorld, store: StubStore) -> None:
+    claim = claimed(world, store)
+    ended = [Settlement(KEY, 2, claim.token, outcome) for outcome in (Outcome.REFUSED, Outcome.UNKNOWN)]
+    taken = at_once(world, lambda s: s.settle(ended[:1]), lambda s: s.settle(ended[1:]))
+    assert sorted(map(len, taken)) == [0, 1]
+    winner = Outcome.REFUSED if taken[0] else Outcome.UNKNOWN
+    assert [row["outcome"] for row in world.attempts()] == [winner.value]
+    assert world.stub()["refusals"] == (1 if taken[0] else 0)
+
+
+def under_way(world: PostgresWorld, message_id: str, seconds: float) -> str:
+    mine = token()
+    world.put_stub(
+        message_id=message_id, send_count=2, attempt_token=mine, attempt_groups=["billing"],
+        attempt_requested_by="request 9", attempted_at=NOW,
+        attempt_deadline=datetime.now(UTC) + timedelta(seconds=seconds),
+    )  # fmt: skip
+    return mine
+
+
+def test_recovery_records_what_is_past_its_deadline_as_unknown_and_leaves_the_rest(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    late = under_way(world, "late", -0.001)
+    under_way(world, "alive", 60)
+    alive = world.stub("alive")
+    assert store.recover(10) == [Key("orders", "late")]
+    assert store.recover(10) == []
+    assert world.stub("alive") == alive
+    row = world.stub("late")
+    assert (row["attempt_token"], row["send_count"], row["refusals"], row["sent_at"]) == (None, 2, 0, None)
+    (attempt,) = world.attempts()
+    assert (attempt["message_id"], attempt["send_number"], attempt["outcome"]) == ("late", 2, "unknown")
+    assert (attempt["groups"], attempt["requested_by"]) == (["billing"], "request 9")
+    # Who wakes up late finds that it is no longer his.
+    assert (
+        store.settle([Settlement(Key("orders", "late"), 2, late, Outcome.SENT, Position(0, 1, "e"))]) == set()
+    )
+    assert world.stub("late") == row
+
+
+def test_recovery_takes_at_most_its_limit_the_oldest_first(world: PostgresWorld, store: StubStore) -> None:
+    for seconds in (1, 3, 2):
+        under_way(world, f"late-{seconds}", -seconds)
+    assert store.recover(2) == [Key("orders", "late-2"), Key("orders", "late-3")]
+    assert store.recover(2) == [Key("orders", "late-1")]
+
+
+def test_two_recoveries_at_once_take_each_attempt_once(world: PostgresWorld) -> None:
+    for number in range(100):
+        under_way(world, f"m-{number}", -1)
+    first, second = at_once(world, lambda s: s.recover(1000), lambda s: s.recover(1000))
+    assert len(first) + len(second) == len({*first, *second}) == 100
+    assert len(world.attempts()) == 100
+
+
+def test_a_settlement_that_races_a_recovery_leaves_one_account_of_each_attempt(world: PostgresWorld) -> None:
+    ended = [
+        Settlement(
+            Key("orders", f"m-{number:03}"), 2, under_way(world, f"m-{number:03}", -1), Outcome.REFUSED
+        )
+        for number in range(200)
+    ]
+    settled, recovered = at_once(world, lambda s: s.settle(ended), lambda s: set(s.recover(1000)))
+    # Recovery skips what is locked: whoever comes next finds it, if it is still open.
+    with world.stubs() as store:
+        recovered |= set(store.recover(1000))
+    assert settled | recovered == {e.key for e in ended} and not settled & recovered
+    told = {Key(row["topic"], row["message_id"]): row["outcome"] for row in world.attempts()}
+    assert told == dict.fromkeys(settled, "refused") | dict.fromkeys(recovered, "unknown")
+    with world.stubs() as store:
+        assert {key for key, stub in store.stubs(told).items() if stub.refusals == 1} == settled
+
+
+# Promoting and deciding
+
+
+def test_a_promotion_sets_status_looks_and_when_it_was_first_seen(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    due = NOW - timedelta(hours=1)
+    world.put_stub(send_count=1, next_check_at=due)
+    look = NOW + timedelta(minutes=5)
+    assert store.promote([StubOutcome(KEY, "pending", "pending", 1, look)], NOW) == 1
+    row = world.stub()
+    assert (row["next_check_at"], row["first_seen_at"], row["judged_at"]) == (look, NOW, NOW)
+    later = NOW + timedelta(minutes=1)
+    for next_look in (look - timedelta(minutes=2), None):  # an earlier look never moves it back
+        assert store.promote([StubOutcome(KEY, "pending", "pending", 1, next_look)], later) == 1
+    row = world.stub()
+    assert (row["next_check_at"], row["first_seen_at"], row["judged_at"]) == (look, NOW, later)
+    assert store.promote([StubOutcome(KEY, "pending", "pending", 1, None)], NOW) == 1  # one that comes late
+    assert world.stub()["judged_at"] == later
+    assert store.promote([StubOutcome(KEY, "pending", "confirmed", 1, None)], later) == 1
+    assert world.stub()["status"] == "confirmed"
+
+
+@pytest.mark.parametrize(
+    ("stub", "outcome"),
+    [
+        pytest.param({"send_count": 2}, {}, id="it was sent again"),
+        pytest.param({"send_count": 1, "status": "exhausted"}, {}, id="its status moved"),
+        pytest.param({"send_count": 1, "status": "voided"}, {"old_status": "voided"}, id="voided is final"),
+        pytest.param({"send_count": 1, "status": "confirmed"}, {"old_status": "confirmed", "new_status": "pending"},
+                     id="confirmed is final"),
+        pytest.param({"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW, "attempted_at": NOW}, {},
+                     id="an attempt is under way"),
+    ],
+)  # fmt: skip
+def test_a_promotion_changes_nothing_when(
+    world: PostgresWorld, store: StubStore, stub: dict[str, Any], outcome: dict[str, Any]
+) -> None:
+    world.put_stub(**stub)
+    before = world.stub()
+    judged = replace(StubOutcome(KEY, "pending", "confirmed", 1, NOW), **outcome)
+    assert store.promote([judged], NOW) == 0
+    assert world.stub() == before
+
+
+def test_a_stub_under_way_may_stay_pending(world: PostgresWorld, store: StubStore) -> None:
+    world.put_stub(send_count=1, attempt_token=token(), attempt_deadline=NOW, attempted_at=NOW)
+    assert store.promote([StubOutcome(KEY, "pending", "pending", 1, NOW)], NOW) == 1
+    assert world.stub()["next_check_at"] == NOW
+
+
+def test_of_two_promotions_at_once_each_stub_moves_once(world: PostgresWorld) -> None:
+    keys = [Key("orders", f"m-{number:03}") for number in range(200)]
+    for key in keys:
+        world.put_stub(message_id=key.message_id)
+
+    def moving(to: str, order: Sequence[Key]) -> Callable[[StubStore], int]:
+        return lambda s: s.promote([StubOutcome(key, "pending", to, 0, None) for key in order], NOW)
+
+    moved = at_once(world, moving("exhausted", keys), moving("confirmed", keys[::-1]))
+    assert sum(moved) == 200
+    statuses = [row["status"] for row in world.run("producer", "SELECT status FROM message_stub")]
+    assert [statuses.count("exhausted"), statuses.count("confirmed")] == moved
+
+
+def test_a_claim_and_a_promotion_at_once_never_both_win(world: PostgresWorld) -> None:
+    keys = [Key("orders", f"m-{number:03}") for number in range(200)]
+    for key in keys:
+        world.put_stub(message_id=key.message_id, send_count=1)
+    claims = [claim_of(key) for key in keys]
+    outcomes = [StubOutcome(key, "pending", "confirmed", 1, None) for key in keys[::-1]]
+    got, moved = at_once(world, lambda s: len(s.claim(claims)), lambda s: s.promote(outcomes, NOW))
+    assert got + moved == 200
+    assert not world.run(
+        "producer", "SELECT 1 FROM message_stub WHERE status = 'confirmed' AND attempt_token IS NOT NULL"
+    )
+
+
+def test_more_outcomes_than_one_statement_takes_are_all_promoted(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.run("producer", "INSERT INTO message_stub (topic, message_id, content, next_check_at)"
+              " SELECT 'orders', 'm-' || n, '', now() FROM generate_series(1, 25000) n")  # fmt: skip
+    outcomes = [
+        StubOutcome(Key("orders", f"m-{n}"), "pending", "confirmed", 0, None) for n in range(1, 25001)
+    ]
+    assert store.promote(outcomes, NOW) == 25000
+    assert store.promote(outcomes, NOW) == 0
+
+
+UNDER_WAY = {"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW, "attempted_at": NOW}
+
+
+@pytest.mark.parametrize(
+    ("stub", "done"),
+    [({}, True), ({"status": "exhausted"}, True), ({"status": "confirmed"}, False), ({"status": "voided"}, False),
+     (UNDER_WAY, False)],
+)  # fmt: skip
+def test_only_an_open_stub_without_an_attempt_under_way_is_voided(
+    world: PostgresWorld, store: StubStore, stub: dict[str, Any], done: bool
+) -> None:
+    world.put_stub(**stub)
+    before = world.stub()
+    assert store.void(KEY) is done
+    after = world.stub()
+    assert (after["status"] == "voided") if done else (after == before)
+    assert store.void(Key("orders", "none")) is False
+
+
+def test_a_message_is_never_voided_and_claimed_at_once(world: PostgresWorld) -> None:
+    for number in range(15):
+        key = Key("orders", f"m-{number}")
+        world.put_stub(message_id=key.message_id, send_count=1)
+        claim = claim_of(key)
+        got, voided = at_once(world, lambda s, c=claim: bool(s.claim([c])), lambda s, k=key: s.void(k))
+        assert got is not voided
+        assert (world.stub(key.message_id)["status"] == "voided") is voided
+
+
+@pytest.mark.parametrize(
+    ("stub", "done"),
+    [
+        ({"send_count": 5, "status": "exhausted"}, True), ({"send_count": 5}, True),
+        ({"send_count": 7, "status": "exhausted"}, False), ({"send_count": 8}, False),
+        ({"status": "confirmed"}, False), ({"status": "voided"}, False),
+    ],
+)  # fmt: skip
+def test_a_person_may_raise_the_budget_of_an_open_stub_above_what_was_sent(
+    world: PostgresWorld, store: StubStore, stub: dict[str, Any], done: bool
+) -> None:
+    world.put_stub(next_check_at=NOW, **stub)
+    before = world.stub()
+    assert store.raise_max_sends(KEY, 7) is done
+    after = world.stub()
+    if not done:
+        assert after == before
+        return
+    assert (after["status"], after["max_sends"]) == ("pending", 7)
+    assert after["next_check_at"] <= datetime.now(UTC)
+    assert store.raise_max_sends(KEY, 6) is True and world.stub()["max_sends"] == 7
+
+
+# Silence
+
+
+def test_a_store_that_does_not_answer_says_so_in_three_parts_without_its_password(
+    world: PostgresWorld,
+) -> None:
+    store, _ = world.unreachable()
+    claim = claim_of()
+    asks: list[Callable[[], object]] = [
+        store.clock, lambda: store.count_due(NOW, Scope(), 1), lambda: store.scan_due(NOW, Scope(), 2),
+        lambda: store.scan_attempts(NOW, Scope(), 2), lambda: store.stubs([KEY]), lambda: store.attempts([KEY]),
+        lambda: store.contents([KEY]), lambda: store.claim([claim]),
+        lambda: store.settle([Settlement(KEY, 2, claim.token, Outcome.UNKNOWN)]), lambda: store.recover(1),
+        lambda: store.promote([StubOutcome(KEY, "pending", "confirmed", 1, None)], NOW), lambda: store.void(KEY),
+        lambda: store.raise_max_sends(KEY, 3), store.check,
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(StoreUnavailable) as caught:
+            ask()
+        error = caught.value
+        assert "shop_a" in error.what and error.kept and error.next_step
+        assert PASSWORD not in str(error) + repr(error) + repr(error.__context__) + repr(store)
+    store.close()
+
+
+def test_closing_a_store_twice_or_unused_is_harmless(world: PostgresWorld) -> None:
+    store = world.stubs()
+    store.close()
+    assert store.clock() is not None  # and it opens again when it is asked
+    store.close()
+    store.close()
+
+
+def test_a_sound_store_passes_its_check(store: StubStore) -> None:
+    findings = store.check()
+    assert len(findings) >= 5
+    assert all(finding.good for finding in findings), findings

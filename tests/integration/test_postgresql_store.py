@@ -1,0 +1,201 @@
+"""What is PostgreSQL's own about its stores: plans that follow what is due, lost and silent servers, and Spark's reader."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstop.errors import StoreUnavailable
+from backstop.local.child import descendants
+from backstop.records import Key
+from backstop.runs.spark_session import start_session
+from backstop.stores.postgresql_connection import PostgresConnection
+from backstop.stores.protocol import STUB_COLUMNS, Scope
+from store_world import PostgresWorld
+
+HISTORY, DUE = 100_000, 500
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresWorld]:
+    world = PostgresWorld(tmp_path_factory.mktemp("store"))
+    world.start()
+    yield world
+    world.stop()
+
+
+@pytest.fixture(scope="module")
+def with_history(running: PostgresWorld) -> tuple[PostgresWorld, datetime]:
+    """100,000 confirmed messages that were sent twice, and 500 due ones, half of them sent twice."""
+    running.run(
+        "producer",
+        "INSERT INTO message_stub (topic, message_id, content, next_check_at, status, send_count)"
+        " SELECT 'orders', status || n, 'content', now() - n * interval '1 second', status,"
+        "   CASE WHEN status = 'confirmed' THEN 2 ELSE 1 + n %% 2 END"
+        " FROM (SELECT 'confirmed' AS status, n FROM generate_series(1, %s) n"
+        "   UNION ALL SELECT 'pending', n FROM generate_series(1, %s) n) s",
+        (HISTORY, DUE),
+    )
+    running.run(
+        "producer",
+        "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
+        " SELECT topic, message_id, n, 'producer', now(), 'unknown'"
+        " FROM message_stub, generate_series(1, send_count) n",
+    )
+    running.run("producer", "VACUUM ANALYZE message_stub")
+    running.run("producer", "VACUUM ANALYZE send_attempt")
+    return running, datetime.now(UTC)
+
+
+def plan_nodes(world: PostgresWorld, statement: str) -> list[dict[str, Any]]:
+    ((plan,),) = [
+        row.values() for row in world.run("producer", f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
+    ]
+    waiting, nodes = [plan[0]["Plan"]], []
+    while waiting:
+        node = waiting.pop()
+        nodes.append(node)
+        waiting += node.get("Plans", [])
+    return nodes
+
+
+def rows_touched(nodes: list[dict[str, Any]], table: str) -> float:
+    return sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in nodes
+        if node.get("Relation Name") == table
+    )
+
+
+def test_what_a_scan_reads_follows_what_is_due_and_not_history(
+    with_history: tuple[PostgresWorld, datetime],
+) -> None:
+    world, as_of = with_history
+    with world.stubs() as store:
+        scan = store.scan_due(as_of, Scope(topics=["orders"]), 4)
+        attempts = store.scan_attempts(as_of, Scope(), 4)
+    read = 0.0
+    for predicate in scan.predicates:
+        nodes = plan_nodes(world, f"SELECT * FROM {scan.options['dbtable']} WHERE {predicate}")
+        assert {node.get("Index Name") for node in nodes if "Index Name" in node} == {"message_stub_due"}
+        assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
+        read += rows_touched(nodes, "message_stub")
+    assert len(scan.predicates) == 4
+    assert read == DUE  # each partition reads its own range, and nothing else
+    for predicate in attempts.predicates:
+        nodes = plan_nodes(world, f"SELECT * FROM {attempts.options['dbtable']} WHERE {predicate}")
+        assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
+        assert rows_touched(nodes, "message_stub") <= DUE
+        assert rows_touched(nodes, "send_attempt") <= 2 * DUE
+
+
+def test_finding_what_is_due_and_what_was_left_under_way_reads_no_history(
+    with_history: tuple[PostgresWorld, datetime],
+) -> None:
+    world, as_of = with_history
+    with world.stubs() as store:
+        started = time.monotonic()
+        assert store.count_due(as_of, Scope(), 10_000) == DUE
+        assert store.recover(100) == []
+        assert time.monotonic() - started < 1
+    nodes = plan_nodes(
+        world,
+        "SELECT 1 FROM message_stub WHERE attempt_token IS NOT NULL AND attempt_deadline <= statement_timestamp()",
+    )
+    assert [node.get("Index Name") for node in nodes if "Index Name" in node] == ["message_stub_under_way"]
+
+
+def test_spark_reads_each_due_stub_once_through_the_scan(
+    with_history: tuple[PostgresWorld, datetime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, _ = with_history
+    odd = ["it's ?", 'a "b" {fn now()}', "back\\slash", "per%cent:x", "emoji-🚚"]
+    for topic in odd:
+        world.put_stub(topic=topic, message_id=topic, next_check_at=datetime.now(UTC) - timedelta(hours=1))
+    (jar,) = Path(__file__).parents[2].glob(".local/jars/postgresql-*.jar")
+    monkeypatch.setenv("BACKSTOP_JDBC_JAR", str(jar))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    spark = start_session("scan", "local[2]")
+    try:
+        with world.stubs() as store:
+            scan = store.scan_due(datetime.now(UTC), Scope(topics=[*odd, "orders"]), 3)
+        properties = {**scan.options, **scan.secret_options}
+        url, table = properties.pop("url"), properties.pop("dbtable")
+        frame = spark.read.jdbc(url, table, predicates=list(scan.predicates), properties=properties)
+        rows = frame.select(*STUB_COLUMNS).collect()
+    finally:
+        spark.stop()
+        world.run("producer", "DELETE FROM message_stub WHERE topic <> 'orders'")
+    assert len(rows) == DUE + len(odd)
+    assert {row["topic"] for row in rows} == {*odd, "orders"}
+    assert len({(row["topic"], row["message_id"]) for row in rows}) == len(rows)
+    assert all(isinstance(row["next_check_at"], int) for row in rows)
+
+
+def test_a_restarted_server_is_asked_again_without_an_error(running: PostgresWorld) -> None:
+    with running.stubs() as stubs, running.logs() as logs:
+        stubs.clock(), logs.clock()
+        running.stop()
+        with pytest.raises(StoreUnavailable):
+            stubs.stubs([Key("orders", "m-1")])
+        running.server.start()
+        assert stubs.clock() and logs.clock()  # `logs` held a connection that died meanwhile
+
+
+def test_a_server_that_freezes_is_told_after_a_bounded_time(running: PostgresWorld) -> None:
+    connection = PostgresConnection(
+        "shard shop_a",
+        running.server.admin_dsn("producer"),
+        statement_timeout=timedelta(seconds=1),
+        grace=1.0,
+    )
+    connection.rows("SELECT 1")
+    with pytest.raises(StoreUnavailable, match="shop_a"):
+        connection.rows("SELECT pg_sleep(30)")  # the server's own limit
+    connection.rows("SELECT 1")
+    assert running.server.pid is not None
+    frozen = [running.server.pid, *descendants(running.server.pid)]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="shop_a"):
+            connection.rows("SELECT 1")
+        assert time.monotonic() - started < 15
+    finally:
+        for pid in reversed(frozen):
+            os.kill(pid, signal.SIGCONT)
+    assert connection.rows("SELECT 1") == [(1,)]
+    connection.close()
+
+
+def test_a_store_whose_tables_are_missing_is_silent_not_empty(running: PostgresWorld) -> None:
+    running.server.create_database("bare")
+    from backstop.stores.postgresql_logs import PostgresLogs
+
+    with PostgresLogs("billing_db", running.server.admin_dsn("bare")) as logs:
+        with pytest.raises(StoreUnavailable, match="refused"):
+            logs.logs("billing", [Key("orders", "m-1")])
+        version, privileges = logs.check()[:2]
+    assert not version.good and "backstop migrate" in version.do
+    assert not privileges.good and "SELECT on consumer_log" in privileges.says
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:pa/ss@127.0.0.1:5432/x", "postgresql://u:p@ss@127.0.0.1/x", "::"]
+)
+def test_a_password_with_bare_signs_in_it_is_not_shown_by_the_driver_either(url: str) -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        PostgresConnection("shard shop_a", url).rows("SELECT 1")
+    assert (
+        "pa/ss" not in str(caught.value)
+        and "ss@" not in str(caught.value)
+        and '"pa"' not in str(caught.value)
+    )

@@ -1,0 +1,192 @@
+"""Least privileges: each role can do its work and nothing beside it, tried as a login that has only that role."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg2
+import pytest
+from psycopg2 import errors
+
+from backstop.errors import StoreUnavailable
+from backstop.local.postgres import Postgres
+from backstop.named_sql import load
+from backstop.records import Key, Outcome, Position
+from backstop.schema.migrate import grant, migrate
+from backstop.schema.revisions import ROLES
+from backstop.stores.postgresql_logs import PostgresLogs
+from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.protocol import Claim, Scope, Settlement, StubOutcome
+
+KEY = Key("orders", "m-1")
+TOKEN = "11111111-2222-3333-4444-555555555555"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("pg")) as running:
+        for role in ROLES:
+            running.create_database(role)
+            migrate(running.admin_dsn(role), role)
+        with ThreadPoolExecutor(
+            3
+        ) as pool:  # the roles belong to the server: three databases make them at once
+            list(pool.map(lambda role: grant(running.admin_dsn(role), role), ROLES))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def logins(server: Postgres) -> dict[str, str]:
+    """role -> password of a login that has this role alone."""
+    passwords = {}
+    for role in ("backstop_app", "backstop_duty", "backstop_consumer", "backstop_reader"):
+        passwords[role] = server.create_role(f"login_of_{role}")
+        run(server.admin_dsn(), f"GRANT {role} TO login_of_{role}")
+    passwords["nobody"] = server.create_role("login_of_nobody")
+    return passwords
+
+
+def run(url: str, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
+    connection = psycopg2.connect(url)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            return cursor.fetchall() if cursor.description else []
+    finally:
+        connection.close()
+
+
+def as_(server: Postgres, logins: dict[str, str], role: str, database: str) -> str:
+    return server.dsn(f"login_of_{role}", logins[role], database)
+
+
+def put_stub(server: Postgres) -> None:
+    run(server.admin_dsn("producer"), "TRUNCATE message_stub, send_attempt;"
+        " INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('orders', 'm-1', '', now())")  # fmt: skip
+
+
+def refused(url: str, statement: str) -> bool:
+    try:
+        run(url, statement)
+    except errors.InsufficientPrivilege:
+        return True
+    return False
+
+
+def test_a_duty_can_do_all_that_the_store_of_stubs_does(server: Postgres, logins: dict[str, str]) -> None:
+    put_stub(server)
+    now = datetime.now(UTC)
+    with PostgresStubs("shop_a", as_(server, logins, "backstop_duty", "producer")) as store:
+        assert store.count_due(now, Scope(), 5) == 1
+        store.scan_due(now, Scope(), 2), store.scan_attempts(now, Scope(), 2)
+        assert store.claim([Claim(KEY, 1, TOKEN, ["billing"], "r", 60, 60, 5, 5, True)]) == {KEY}
+        assert store.settle([Settlement(KEY, 1, TOKEN, Outcome.SENT, Position(0, 0, "e"))]) == {KEY}
+        assert store.recover(5) == []
+        assert store.promote([StubOutcome(KEY, "pending", "exhausted", 1, None)], now) == 1
+        assert store.raise_max_sends(KEY, 9) and store.void(KEY)
+        assert len(store.stubs([KEY])) == len(store.attempts([KEY])) == len(store.contents([KEY])) == 1
+        assert all(finding.good for finding in store.check()), store.check()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE message_stub SET content = 'x'", "UPDATE message_stub SET headers = '{}'", "DELETE FROM message_stub",
+        "UPDATE message_stub SET message_id = 'x'", "UPDATE message_stub SET created_at = now()",
+        "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('t', 'x', '', now())",
+        "UPDATE send_attempt SET outcome = 'sent'", "DELETE FROM send_attempt", "TRUNCATE send_attempt",
+        "UPDATE backstop_producer_version SET version_num = 'x'", "DROP TABLE send_attempt", "CREATE TABLE x (y int)",
+    ],
+)  # fmt: skip
+def test_a_duty_cannot_change_a_message_or_what_was_recorded(
+    server: Postgres, logins: dict[str, str], statement: str
+) -> None:
+    assert refused(as_(server, logins, "backstop_duty", "producer"), statement)
+
+
+def test_the_application_can_run_the_statements_of_the_wire_contract(
+    server: Postgres, logins: dict[str, str]
+) -> None:
+    run(server.admin_dsn("producer"), "TRUNCATE message_stub, send_attempt")
+    url = as_(server, logins, "backstop_app", "producer")
+    values = {
+        "topics": ["orders"], "message_ids": ["m-1"], "message_keys": [None], "tags": [None], "sequences": [None],
+        "ordering_keys": [None], "headers": ["{}"], "contents": [b"x"], "content_types": ["text/plain"],
+        "deliver_at": [None], "tokens": [TOKEN], "first_check_seconds": 1, "attempt_timeout_seconds": 1,
+        "content": b"x", "topic": "orders", "message_id": "m-1", "outcomes": ["refused"], "queue_ids": [None],
+        "queue_offsets": [None], "queue_epochs": [None], "broker_message_ids": [None], "errors": ["no"], "broker": "b",
+    }  # fmt: skip
+    for name in ("record", "recorded_content", "look_before_send", "settle"):
+        assert run(url, load("backstop.client", "queries.sql")[name], values), name
+    assert run(url, "SELECT refusals FROM message_stub") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE message_stub SET status = 'confirmed'", "UPDATE message_stub SET send_count = 9",
+        "DELETE FROM message_stub", "UPDATE send_attempt SET outcome = 'sent'", "UPDATE message_stub SET content = ''",
+    ],
+)  # fmt: skip
+def test_the_application_cannot_decide_what_became_of_a_message(
+    server: Postgres, logins: dict[str, str], statement: str
+) -> None:
+    assert refused(as_(server, logins, "backstop_app", "producer"), statement)
+
+
+def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(
+    server: Postgres, logins: dict[str, str]
+) -> None:
+    consumer = as_(server, logins, "backstop_consumer", "consumer")
+    duty = as_(server, logins, "backstop_duty", "consumer")
+    insert = "INSERT INTO consumer_log (consumer_group, topic, message_id, state) VALUES ('g', 'orders', 'm-1', 'FAILED')"
+    run(consumer, insert)
+    run(consumer, "UPDATE consumer_log SET state = 'EXPIRED'")
+    with PostgresLogs("billing_db", duty) as store:
+        assert store.logs("g", [KEY])[KEY].state == "EXPIRED"
+        assert store.floor("g").year == 1
+        assert all(finding.good for finding in store.check()), store.check()
+    for statement in (insert, "UPDATE consumer_log SET state = 'FAILED'", "DELETE FROM consumer_log"):
+        assert refused(duty, statement)
+    assert refused(consumer, "DELETE FROM consumer_log")
+    assert refused(consumer, "UPDATE consumer_log_floor SET log_floor = now()")
+
+
+def test_a_duty_writes_every_control_table_and_a_reader_none(
+    server: Postgres, logins: dict[str, str]
+) -> None:
+    admin = server.admin_dsn("control")
+    tables = [name for (name,) in run(admin, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
+    assert len(tables) > 20
+    for table in tables:
+        for role, may in (("duty", table != "backstop_control_version"), ("reader", False)):
+            for privilege in ("INSERT", "UPDATE", "DELETE"):
+                query = "SELECT has_table_privilege(%s, %s, %s), has_table_privilege(%s, %s, 'SELECT')"
+                values = (f"backstop_{role}", table, privilege, f"backstop_{role}", table)
+                assert run(admin, query, values) == [(may, True)], (role, table, privilege)
+    duty, reader = (as_(server, logins, f"backstop_{role}", "control") for role in ("duty", "reader"))
+    # An identity column's sequence needs no privilege of its own.
+    run(
+        duty,
+        "INSERT INTO run (duty, token, policy_version, code_version) VALUES ('x', gen_random_uuid(), 'p', 'c')",
+    )
+    assert len(run(reader, "SELECT 1 FROM run")) == 1
+    assert refused(reader, "DELETE FROM run")
+
+
+def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(
+    server: Postgres, logins: dict[str, str]
+) -> None:
+    run(server.admin_dsn(), "GRANT CONNECT ON DATABASE producer TO login_of_nobody")
+    with PostgresStubs("shop_a", as_(server, logins, "nobody", "producer")) as store:
+        with pytest.raises(StoreUnavailable, match=r"refused: permission denied") as caught:
+            store.stubs([KEY])
+        assert "backstop check" in caught.value.next_step
+        privileges = next(finding for finding in store.check() if "privileges" in finding.subject)
+    assert not privileges.good
+    missing = re.findall(r"(\w+) on ([\w.]+)", privileges.says)
+    assert ("UPDATE", "message_stub.next_check_at") in missing and ("INSERT", "send_attempt") in missing

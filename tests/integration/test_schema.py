@@ -1,0 +1,148 @@
+"""Migrations: safe to run twice and at once, apart from a host's own, the same as their text, one with the records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.errors import ConfigurationError, StoreUnavailable
+from backstop.local.postgres import Postgres
+from backstop.records import LogState, Outcome, RequestState, StubStatus
+from backstop.schema.migrate import as_sql, current, grant, grants_sql, head, migrate
+from backstop.schema.revisions import ROLES
+
+STRUCTURE = """
+    SELECT table_name, column_name, data_type, is_nullable, column_default FROM information_schema.columns
+    WHERE table_schema = 'public'
+    UNION ALL SELECT tablename, indexname, indexdef, NULL, NULL FROM pg_indexes WHERE schemaname = 'public'
+    UNION ALL SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid), NULL, NULL FROM pg_constraint
+    WHERE connamespace = 'public'::regnamespace
+    ORDER BY 1, 2, 3
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("pg")) as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: Postgres, request: pytest.FixtureRequest) -> str:
+    """An empty database for each test."""
+    name = re.sub(r"\W", "_", request.node.name)[-60:]
+    server.create_database(name)
+    return server.admin_dsn(name)
+
+
+def rows(url: str, statement: str) -> list[tuple[Any, ...]]:
+    connection = psycopg2.connect(url)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_migration_run_twice_changes_nothing_the_second_time(url: str, role: str) -> None:
+    assert current(url, role) is None
+    assert migrate(url, role) == [head(role)]
+    before = rows(url, STRUCTURE)
+    assert migrate(url, role) == []
+    assert (current(url, role), rows(url, STRUCTURE)) == (head(role), before)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_text_for_a_dba_makes_the_same_database(server: Postgres, url: str, role: str) -> None:
+    migrate(url, role)
+    server.create_database(f"by_text_{role}")
+    by_text = server.admin_dsn(f"by_text_{role}")
+    rows(by_text, as_sql(role))
+    assert rows(by_text, STRUCTURE) == rows(url, STRUCTURE)
+    assert migrate(by_text, role) == []
+
+
+def test_four_migrations_at_once_apply_each_revision_once(url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        applied = list(pool.map(lambda _: migrate(url, "producer"), range(4)))
+    assert sorted(applied) == [[], [], [], [head("producer")]]
+
+
+def test_roles_that_share_a_database_with_a_host_do_not_touch_its_versions_or_tables(url: str) -> None:
+    rows(url, "CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY);"
+              " INSERT INTO alembic_version VALUES ('host-42'); CREATE TABLE run_of_the_host (id int)")  # fmt: skip
+    for role in ROLES:
+        migrate(url, role)
+    assert rows(url, "SELECT version_num FROM alembic_version") == [("host-42",)]
+    assert [current(url, role) for role in ROLES] == [head(role) for role in ROLES]
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
+    rows(url, "CREATE TABLE send_attempt (mine int)")  # the second table of the revision is taken
+    before = rows(url, STRUCTURE)
+    with pytest.raises(StoreUnavailable, match="already exists") as caught:
+        migrate(url, "producer")
+    assert caught.value.kept and caught.value.next_step
+    assert rows(url, STRUCTURE) == before
+
+
+def test_a_database_of_a_later_version_is_left_alone(url: str) -> None:
+    migrate(url, "consumer")
+    rows(url, "UPDATE backstop_consumer_version SET version_num = '9999'")
+    with pytest.raises(StoreUnavailable, match="9999"):
+        migrate(url, "consumer")
+    assert current(url, "consumer") == "9999"
+
+
+def test_an_unknown_role_and_an_unreachable_database_are_told_without_the_password() -> None:
+    for ask in (
+        lambda: migrate("postgresql://x", "master"),
+        lambda: as_sql("../x"),
+        lambda: grants_sql("master"),
+    ):
+        with pytest.raises(ConfigurationError):
+            ask()
+    for url in ("postgresql://u:s3cret-pass@127.0.0.1:1/x", "postgresql://u:s3cret-pass/y@127.0.0.1:1/x"):
+        with pytest.raises(StoreUnavailable) as caught:
+            migrate(url, "producer")
+        assert "s3cret" not in str(caught.value) + repr(caught.value.__context__)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_migration_of_an_owner_needs_no_superuser(server: Postgres, role: str) -> None:
+    owner = f"owner_{role}"
+    password = server.create_role(owner)
+    server.create_database(owner, owner)
+    url = server.dsn(owner, password, owner)
+    assert migrate(url, role) == [head(role)]
+    rows(server.admin_dsn(), f"ALTER ROLE {owner} CREATEROLE")
+    grant(url, role)
+    grant(url, role)
+
+
+@pytest.mark.parametrize(
+    ("role", "table", "column", "states"),
+    [
+        ("producer", "message_stub", "status", StubStatus), ("producer", "send_attempt", "outcome", Outcome),
+        ("consumer", "consumer_log", "state", LogState), ("control", "resend_request", "state", RequestState),
+    ],
+)  # fmt: skip
+def test_the_states_of_the_records_are_those_that_the_database_holds(
+    url: str, role: str, table: str, column: str, states: type[StrEnum]
+) -> None:
+    migrate(url, role)
+    definitions = rows(
+        url,
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
+        f" WHERE contype = 'c' AND conrelid = '{table}'::regclass AND cardinality(conkey) = 1"
+        f"   AND pg_get_constraintdef(oid) LIKE '%({column} = ANY%'",
+    )
+    assert set(re.findall(r"'(\w+)'", definitions[0][0])) == {str(state) for state in states}

@@ -1,0 +1,144 @@
+"""What the store contract needs of a kind of database beside its adapter: a way to put rows there, and to look at them.
+
+A further adapter joins by another class with these methods, named in `WORLDS`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+from psycopg2 import sql
+
+from backstop.local.postgres import Postgres
+from backstop.schema.migrate import migrate
+from backstop.stores.postgresql_logs import PostgresLogs
+from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.protocol import LogStore, Scan, StubStore
+
+NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+PASSWORD = "s3cret-pass-never-shown"  # unique, so that a leak can be searched for
+Row = dict[str, Any]
+
+
+class PostgresWorld:
+    """PostgreSQL, one server for a module of tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = Postgres(folder)
+        self._open: dict[str, Any] = {}
+
+    def start(self) -> None:
+        self.server.start()
+        for role in ("producer", "consumer"):
+            self.server.create_database(role)
+            migrate(self.server.admin_dsn(role), role)
+
+    def stop(self) -> None:
+        for connection in self._open.values():
+            connection.close()
+        self._open.clear()
+        self.server.stop()
+
+    def empty(self) -> None:
+        self.run("producer", "TRUNCATE message_stub, send_attempt")
+        self.run("consumer", "TRUNCATE consumer_log, consumer_log_floor")
+
+    def stubs(self) -> StubStore:
+        """A store of its own each time: another program's, as far as the database can tell."""
+        return PostgresStubs("shop_a", self.server.admin_dsn("producer"))
+
+    def logs(self) -> LogStore:
+        return PostgresLogs("billing_db", self.server.admin_dsn("consumer"))
+
+    def unreachable(self) -> tuple[StubStore, LogStore]:
+        url = f"postgresql://backstop:{PASSWORD}@127.0.0.1:1/gone"
+        return PostgresStubs("shop_a", url), PostgresLogs("billing_db", url)
+
+    def put_stub(self, **columns: Any) -> None:
+        """A pending stub, due for an hour, unless `columns` says otherwise."""
+        values = {
+            "topic": "orders", "message_id": "m-1", "content": b"content", "created_at": NOW - timedelta(days=1),
+            "next_check_at": datetime.now(UTC) - timedelta(hours=1), **columns,
+        }  # fmt: skip
+        self._insert("producer", "message_stub", values)
+
+    def put_attempt(self, **columns: Any) -> None:
+        values = {
+            "topic": "orders", "message_id": "m-1", "send_number": 1, "requested_by": "producer", "started_at": NOW,
+            "outcome": "unknown", **columns,
+        }  # fmt: skip
+        self._insert("producer", "send_attempt", values)
+
+    def put_log(self, **columns: Any) -> None:
+        values = {
+            "consumer_group": "billing", "topic": "orders", "message_id": "m-1", "state": "CONSUMING", **columns,
+        }  # fmt: skip
+        self._insert("consumer", "consumer_log", values)
+
+    def put_floor(self, group: str, floor: datetime | None) -> None:
+        self._insert(
+            "consumer", "consumer_log_floor", {"consumer_group": group, "log_floor": floor or "-infinity"}
+        )
+
+    def stub(self, message_id: str = "m-1", topic: str = "orders") -> Row:
+        (row,) = self.run(
+            "producer", "SELECT * FROM message_stub WHERE topic = %s AND message_id = %s", (topic, message_id)
+        )
+        return row
+
+    def attempts(self) -> list[Row]:
+        return self.run("producer", "SELECT * FROM send_attempt ORDER BY topic, message_id, send_number")
+
+    @contextmanager
+    def without_rules(self) -> Iterator[None]:
+        """The table of logs as another program may have made it: the same columns, nothing that holds them."""
+        self.run("consumer", "CREATE TABLE kept_aside (LIKE consumer_log INCLUDING DEFAULTS)")
+        self.run("consumer", "ALTER TABLE consumer_log RENAME TO consumer_log_ruled")
+        self.run("consumer", "ALTER TABLE kept_aside RENAME TO consumer_log")
+        for column in ("state", "updated_at", "first_received_at", "attempts", "duplicates_stopped"):
+            self.run("consumer", f"ALTER TABLE consumer_log ALTER {column} DROP NOT NULL")
+        try:
+            yield
+        finally:
+            self.run("consumer", "DROP TABLE consumer_log")
+            self.run("consumer", "ALTER TABLE consumer_log_ruled RENAME TO consumer_log")
+
+    def read(self, scan: Scan) -> list[list[Row]]:
+        """The rows of each partition, as Spark would ask for them."""
+        return [
+            self.run("producer", f"SELECT * FROM {scan.options['dbtable']} WHERE {predicate}")
+            for predicate in scan.predicates
+        ]
+
+    def run(self, database: str, statement: Any, values: Any = None) -> list[Row]:
+        """One committed statement, on a connection that is kept for the next one."""
+        if database not in self._open:
+            self._open[database] = psycopg2.connect(self.server.admin_dsn(database), connect_timeout=10)
+            self._open[database].autocommit = True
+        with self._open[database].cursor() as cursor:
+            cursor.execute(statement, values)
+            if cursor.description is None:
+                return []
+            names = [column.name for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def _insert(self, database: str, table: str, values: Mapping[str, Any]) -> None:
+        statement = sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
+            sql.Identifier(table),
+            sql.SQL(", ").join(map(sql.Identifier, values)),
+            sql.SQL(", ").join(sql.Placeholder() * len(values)),
+        )
+        self.run(database, statement, list(values.values()))
+
+
+WORLDS: Sequence[type[PostgresWorld]] = (PostgresWorld,)
+
+
+def token() -> str:
+    return str(uuid.uuid4())
