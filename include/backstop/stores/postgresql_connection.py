@@ -179,11 +179,11 @@ def _instant(value: str | bytes | None, cursor: Cursor) -> Any:
     if value is None:
         return None
     text = str(value)
+    if text[4] == "-" and text[-1] != "C":
+        return PYDATETIMETZ(text, cursor)
     if text == "-infinity" or text.endswith("BC"):
         return datetime.min.replace(tzinfo=UTC)
-    if text == "infinity" or text.index("-") > 4:
-        return datetime.max.replace(tzinfo=UTC)
-    return PYDATETIMETZ(text, cursor)
+    return datetime.max.replace(tzinfo=UTC)  # infinity, or a year of five digits
 
 
 _TIMESTAMPTZ = 1184

@@ -7,14 +7,14 @@ SELECT clock_timestamp();
 SELECT log_floor
 FROM consumer_log_floor WHERE consumer_group = %(group)s::text;
 
--- name: logs: one group's rows by key
+-- name: logs: one group's rows by key, each through the primary key, whatever the planner guesses of the table
 SELECT l.topic, l.message_id, l.state, l.owner_token::text,
     l.lease_expires_at, l.attempts, l.duplicates_stopped, l.first_received_at, l.updated_at, l.consumed_at,
     l.conflicts, l.last_error
-FROM consumer_log l
-JOIN unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
-    ON l.topic = k.topic AND l.message_id = k.message_id
-WHERE l.consumer_group = %(group)s::text;
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM consumer_log m
+    WHERE m.consumer_group = %(group)s::text AND m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) l;
 
 -- name: received_between: one group's logs first received in [start, end), oldest first
 SELECT l.topic, l.message_id, l.state, l.owner_token::text,

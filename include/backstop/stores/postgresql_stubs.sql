@@ -1,5 +1,7 @@
 -- Stubs and attempts in a producer database. Instants as parameters are timestamptz; keys are parallel arrays.
--- Rows are locked in key order everywhere, so that two workers with overlapping batches cannot deadlock.
+-- Rows are locked in key order everywhere, so that two workers with overlapping batches cannot deadlock. Keys are looked
+-- up one by one through the primary key (LATERAL with OFFSET 0 or FOR UPDATE, which no plan can turn into a scan of
+-- history): a table that was never analysed makes the planner guess wrong.
 
 -- name: clock: the store's own time
 SELECT clock_timestamp();
@@ -57,23 +59,23 @@ due_at >= %(start)s::timestamptz AND due_at < %(end)s::timestamptz;
 SELECT s.topic, s.message_id, s.status, s.send_count, s.refusals, s.max_sends, s.next_check_at, s.created_at, s.tag,
     s.ordering_key, s.broker, s.queue_id, s.queue_offset, s.queue_epoch, s.deliver_at, s.first_seen_at, s.attempted_at,
     s.sent_at, s.attempt_token::text, s.attempt_deadline, s.judged_at
-FROM message_stub s
-JOIN unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
-    ON s.topic = k.topic AND s.message_id = k.message_id;
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
 
 -- name: attempts: by key, every number that has ended, ascending
 SELECT a.topic, a.message_id, a.send_number, a.groups, a.requested_by, a.started_at, a.finished_at, a.outcome,
     a.queue_id, a.queue_offset, a.queue_epoch, a.error
-FROM send_attempt a
-JOIN unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
-    ON a.topic = k.topic AND a.message_id = k.message_id
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM send_attempt m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) a
 ORDER BY a.topic, a.message_id, a.send_number;
 
 -- name: contents: by key, what to publish
 SELECT s.topic, s.message_id, s.content, s.headers, s.tag, s.ordering_key
-FROM message_stub s
-JOIN unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
-    ON s.topic = k.topic AND s.message_id = k.message_id;
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
 
 -- name: claim: hands out one send number for each key, only where it is the next one and nothing forbids it
 -- The instant is taken once every row is locked, so that no deadline counts the time spent waiting for a lock. The
@@ -87,11 +89,12 @@ WITH asked AS (
               max_sends, max_refusals, only_when_due)
 ), held AS MATERIALIZED (
     SELECT s.topic, s.message_id
-    FROM message_stub s
-    JOIN asked a ON a.topic = s.topic AND a.message_id = s.message_id
-    WHERE s.send_count = a.send_number - 1 AND s.status = 'pending' AND s.attempt_token IS NULL
-    ORDER BY s.topic, s.message_id
-    FOR UPDATE OF s
+    FROM (SELECT * FROM asked ORDER BY topic, message_id) a
+    CROSS JOIN LATERAL (
+        SELECT m.topic, m.message_id FROM message_stub m
+        WHERE m.topic = a.topic AND m.message_id = a.message_id
+            AND m.send_count = a.send_number - 1 AND m.status = 'pending' AND m.attempt_token IS NULL
+        FOR UPDATE) s
 ), instant AS MATERIALIZED (
     SELECT clock_timestamp() AS now, count(*) AS locked FROM held
 )
@@ -127,10 +130,11 @@ WITH given AS (
               broker_message_id, error)
 ), held AS MATERIALIZED (
     SELECT s.topic, s.message_id, s.attempt_groups, s.attempt_requested_by
-    FROM message_stub s
-    JOIN given g ON g.topic = s.topic AND g.message_id = s.message_id AND g.token = s.attempt_token
-    ORDER BY s.topic, s.message_id
-    FOR UPDATE OF s
+    FROM (SELECT * FROM given ORDER BY topic, message_id) g
+    CROSS JOIN LATERAL (
+        SELECT m.topic, m.message_id, m.attempt_groups, m.attempt_requested_by FROM message_stub m
+        WHERE m.topic = g.topic AND m.message_id = g.message_id AND m.attempt_token = g.token
+        FOR UPDATE) s
 ), settled AS (
     UPDATE message_stub s SET
         attempt_token = NULL,
@@ -195,11 +199,12 @@ WITH decided AS (
         AS d (topic, message_id, old_status, new_status, send_count, next_look)
 ), held AS MATERIALIZED (
     SELECT s.topic, s.message_id
-    FROM message_stub s
-    JOIN decided d ON d.topic = s.topic AND d.message_id = s.message_id
-    WHERE s.status = d.old_status AND s.send_count = d.send_count
-    ORDER BY s.topic, s.message_id
-    FOR UPDATE OF s
+    FROM (SELECT * FROM decided ORDER BY topic, message_id) d
+    CROSS JOIN LATERAL (
+        SELECT m.topic, m.message_id FROM message_stub m
+        WHERE m.topic = d.topic AND m.message_id = d.message_id
+            AND m.status = d.old_status AND m.send_count = d.send_count
+        FOR UPDATE) s
 )
 UPDATE message_stub s SET
     status = d.new_status,
