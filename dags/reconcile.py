@@ -116,17 +116,17 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     doc_md=__doc__,
 )
 def reconcile() -> None:
-    """Wiring only."""
+    """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
     judged = SparkDutyOperator(
         task_id="judge", duty="reconcile", opened=opened, execution_timeout=timedelta(hours=1)
     )
-    stubs = audit.override(task_id="audit_stubs")("stubs_at_the_door", opened)
-    logs = audit.override(task_id="audit_logs")("logs_at_the_door", opened)
-    verdicts = audit.override(task_id="audit_verdicts")("verdicts", opened)
-    promoted = promote(opened)
-    requests = audit.override(task_id="audit_requests")("requests", opened)
-    closed = close_run(opened)
+    stubs = audit.override(task_id="audit_stubs")(suite="stubs_at_the_door", opened=opened)
+    logs = audit.override(task_id="audit_logs")(suite="logs_at_the_door", opened=opened)
+    verdicts = audit.override(task_id="audit_verdicts")(suite="verdicts", opened=opened)
+    promoted = promote(opened=opened)
+    requests = audit.override(task_id="audit_requests")(suite="requests", opened=opened)
+    closed = close_run(opened=opened)
 
     (opened >> judged >> [stubs, logs] >> verdicts >> promoted >> [requests, ask_for_resend()] >> closed)
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)

@@ -95,14 +95,14 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     doc_md=__doc__,
 )
 def resend() -> None:
-    """Wiring only."""
+    """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
     sent = SparkDutyOperator(
         task_id="claim_publish_settle", duty="resend", opened=opened, execution_timeout=timedelta(hours=1)
     )
     # As a template, because what follows a set-up directly must not have a trigger rule of its own.
-    audited = audit_attempts("attempts", "{{ ti.xcom_pull(task_ids='open_run') | tojson }}")
-    closed = close_run(opened)
+    audited = audit_attempts(suite="attempts", opened="{{ ti.xcom_pull(task_ids='open_run') | tojson }}")
+    closed = close_run(opened=opened)
 
     opened >> sent >> audited >> closed
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)

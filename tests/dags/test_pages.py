@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg2
 import pytest
@@ -16,6 +17,7 @@ from fastapi.testclient import TestClient
 import backstop_access
 import backstop_pages
 from backstop.local.postgres import Postgres
+from backstop_links import DataDocsLink, RunLink
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTROL = files("backstop.schema").joinpath("control/0001_control.sql")
@@ -113,6 +115,25 @@ def test_without_airflows_helpers_everybody_is_refused(
     monkeypatch.setitem(sys.modules, "airflow.api_fastapi.core_api.security", None)
     assert backstop_access.reader() is backstop_access.refuse
     assert TestClient(backstop_pages.make_app()).get("/runs").status_code == 403
+
+
+@pytest.mark.parametrize("opened", [{"run_id": 4}, '{"run_id": 4, "token": "t"}'])
+def test_a_button_leads_to_the_run_that_its_task_was_handed(
+    monkeypatch: pytest.MonkeyPatch, opened: object
+) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/prefix/")
+    task = SimpleNamespace(op_kwargs={"suite": "verdicts", "opened": opened})
+    links = [link.get_link(task, ti_key=None) for link in (RunLink(), DataDocsLink())]
+    assert links == [
+        "https://airflow.example/prefix/backstop/runs/4",
+        "https://airflow.example/prefix/backstop/docs/4/verdicts/index.html",
+    ]
+
+
+@pytest.mark.parametrize("opened", [None, "{{ a template }}", {}])
+def test_a_button_of_a_task_without_a_run_leads_nowhere(opened: object) -> None:
+    task = SimpleNamespace(op_kwargs={"suite": "verdicts", "opened": opened})
+    assert [link.get_link(task, ti_key=None) for link in (RunLink(), DataDocsLink())] == ["", ""]
 
 
 def test_nothing_can_be_changed(reader: TestClient) -> None:

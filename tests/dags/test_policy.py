@@ -36,7 +36,8 @@ print("FACTS" + json.dumps({
             "setup": task.is_setup, "teardown": task.is_teardown,
             "red": getattr(task, "on_failure_fail_dagrun", None), "rule": task.trigger_rule.value,
             "downstream": sorted(task.downstream_task_ids), "outlets": [outlet.name for outlet in
-            task.outlets], "links": [link.name for link in task.operator_extra_links],
+            task.outlets], "arguments": sorted(task.op_kwargs if hasattr(task, "op_kwargs") else {"opened":
+            task.opened}), "links": [link.name for link in task.operator_extra_links],
         } for task in dag.tasks},
     } for dag in bag.dags.values()},
 }))
@@ -158,8 +159,11 @@ def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(
     bag: dict[str, Any], name: str
 ) -> None:
     for task_id, task in bag["dags"][name]["tasks"].items():
+        if task["links"]:
+            assert "opened" in task["arguments"], "by this name the button finds the run"
         if task_id.startswith("audit"):
             assert task["links"] == ["What this run did", "Data Docs"]
+            assert "suite" in task["arguments"]
         elif task_id in ("judge", "claim_publish_settle", "promote", "close_run"):
             assert task["links"] == ["What this run did"]
 
