@@ -202,12 +202,20 @@ def test_progress_that_went_back_stops_the_step_unless_a_regression_isolates_its
     assert control.audit("verdicts").passed
 
 
-def test_one_id_on_two_shards_stops_at_the_door(control: Control) -> None:
+def test_one_id_judged_on_two_shards_stops_at_the_door(control: Control) -> None:
     control.stage()
     control.insert("staged_stub", shard="shop_b", message_id="m-1", old_status="pending",
-                   new_status="pending", send_count=1, deliveries=0)  # fmt: skip
+                   new_status="pending", send_count=1, deliveries=2)  # fmt: skip
     broken = control.broken("stubs_at_the_door")
     assert broken["no_stub_twice"]["ids"] == [{"topic": "orders", "message_id": "m-1"}]
+
+
+def test_stubs_that_were_set_aside_stop_nothing_at_the_door(control: Control) -> None:
+    control.stage()
+    for shard in ("shop_a", "shop_b"):
+        control.insert("staged_stub", shard=shard, message_id="m-2", old_status="nonsense",
+                       new_status="nonsense", send_count=1, deliveries=0)  # fmt: skip
+    assert control.audit("stubs_at_the_door").passed
 
 
 def test_a_source_that_was_not_read_must_say_why(control: Control) -> None:
@@ -222,7 +230,7 @@ def test_a_source_that_was_not_read_must_say_why(control: Control) -> None:
 
 def test_a_broken_row_is_not_judged_and_a_broken_log_makes_nothing_eligible(control: Control) -> None:
     control.stage()
-    for store, group in (("shop_a", None), ("billing_db", "billing")):
+    for store, group in (("shard shop_a", None), ("store billing_db", "billing")):
         control.insert("quarantine", run_id=None, stage=None, store=store, row_key="m-1", reason="no_time",
                        message_id="m-1", consumer_group=group, first_run_id=control.run_id)  # fmt: skip
     assert set(control.broken("stubs_at_the_door")) == {"broken_rows_not_judged"}

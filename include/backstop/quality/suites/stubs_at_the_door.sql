@@ -1,22 +1,25 @@
 -- What was read of the producers' stubs for this run, before anything is built on it.
+-- A stub that was set aside (quarantine) is staged without deliveries: what is wrong with it stops nothing else.
 
 -- name: ids_not_empty: every stub has a shard, a topic and a message id
 SELECT s.shard, s.topic, s.message_id
 FROM {batch} AS run
 JOIN staged_stub AS s USING (run_id, stage)
-WHERE s.shard = '' OR s.topic = '' OR s.message_id = '';
+WHERE s.deliveries > 0 AND (s.shard = '' OR s.topic = '' OR s.message_id = '');
 
 -- name: statuses_known: every stub's status is one that the contract names
 SELECT s.topic, s.message_id, s.old_status, s.new_status
 FROM {batch} AS run
 JOIN staged_stub AS s USING (run_id, stage)
-WHERE s.old_status NOT IN ('pending', 'confirmed', 'exhausted', 'voided', 'no_taker')
-   OR s.new_status NOT IN ('pending', 'confirmed', 'exhausted', 'voided', 'no_taker');
+WHERE s.deliveries > 0
+    AND (s.old_status NOT IN ('pending', 'confirmed', 'exhausted', 'voided', 'no_taker')
+        OR s.new_status NOT IN ('pending', 'confirmed', 'exhausted', 'voided', 'no_taker'));
 
 -- name: no_stub_twice: no message id is judged on two shards
 SELECT s.topic, s.message_id
 FROM {batch} AS run
 JOIN staged_stub AS s USING (run_id, stage)
+WHERE s.deliveries > 0
 GROUP BY s.topic, s.message_id
 HAVING count(*) > 1;
 
@@ -49,5 +52,6 @@ SELECT s.shard, s.topic, s.message_id
 FROM {batch} AS run
 JOIN staged_stub AS s USING (run_id, stage)
 JOIN quarantine AS q
-    ON q.store = s.shard AND q.topic = s.topic AND q.message_id = s.message_id AND q.consumer_group IS NULL
-WHERE q.last_seen_at >= run.started_at;
+    ON q.store = 'shard ' || s.shard AND q.topic = s.topic AND q.message_id = s.message_id
+    AND q.consumer_group IS NULL
+WHERE s.deliveries > 0 AND q.last_seen_at >= run.started_at;
