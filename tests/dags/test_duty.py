@@ -62,7 +62,8 @@ class Control:
             "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state,"
             " not_before, claim_token, claim_deadline) VALUES ('shop_a', %s, %s, %s, 'LOST', 'reconcile', %s,"
             " clock_timestamp() + %s::interval, %s, CASE WHEN %s THEN clock_timestamp() + %s::interval END)",
-            topic, str(uuid.uuid4()), number, state, due, str(uuid.uuid4()) if claimed else None, claimed, due,
+            topic, str(uuid.uuid4()), number, state, due, str(uuid.uuid4()) if claimed else None, claimed,
+            due,
         )  # fmt: skip
 
 

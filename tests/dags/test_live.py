@@ -127,7 +127,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
                 "BACKSTOP_RESEND_SCHEDULE": "none",
                 "BACKSTOP_RETRY_SECONDS": "1",
                 "BACKSTOP_DOCS_FOLDER": str(root / "docs"),
-            }  # fmt: skip
+            }
         )
         platform.airflow.start()
         ready = Live(platform)
