@@ -12,7 +12,7 @@ DUTIES = ("reconcile", "resend")
 
 def wait_until_quiet(stage: Stage, seconds: float) -> None:
     """Every stub confirmed, voided, exhausted with a case, held by an open case or quarantined; no open request."""
-    wait_for("Quiet", lambda: not still_open(stage), seconds, lambda: str(still_open(stage)))
+    wait_for("Quiet", lambda: not still_open(stage), seconds, lambda: str(still_open(stage)), every=1.0)
 
 
 def still_open(stage: Stage) -> dict[str, int]:
@@ -21,7 +21,7 @@ def still_open(stage: Stage) -> dict[str, int]:
     asked = set(
         change(
             stage.control,
-            "SELECT topic, message_id FROM case_member JOIN case_file USING (case_id) WHERE state = 'open'"
+            "SELECT m.topic, m.message_id FROM case_member m JOIN case_file c USING (case_id) WHERE c.state = 'open'"
             " UNION SELECT topic, message_id FROM quarantine WHERE message_id IS NOT NULL",
             (),
         )

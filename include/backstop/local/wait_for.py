@@ -10,8 +10,18 @@ from backstop.local.workers import demo_broken
 POLL_SECONDS = 0.25
 
 
-def wait_for(what: str, done: Callable[[], bool], seconds: float, still_open: Callable[[], str]) -> float:
-    """Returns after how many seconds `done()` held; raises DemoBroken with `still_open()` when time is over."""
+def wait_for(
+    what: str,
+    done: Callable[[], bool],
+    seconds: float,
+    still_open: Callable[[], str],
+    *,
+    every: float = POLL_SECONDS,
+) -> float:
+    """Looks every so many seconds; returns after how many `done()` held.
+
+    Raises DemoBroken with `still_open()` when the time is over.
+    """
     started = time.monotonic()
     while not done():
         if time.monotonic() - started > seconds:
@@ -19,5 +29,5 @@ def wait_for(what: str, done: Callable[[], bool], seconds: float, still_open: Ca
                 f"{what} did not come within {seconds:.0f} s. Still open: {still_open()}",
                 "Read Airflow's logs in build/demo/platform/airflow/logs and the workers' in build/demo/processes.",
             )
-        time.sleep(POLL_SECONDS)
+        time.sleep(every)
     return time.monotonic() - started
