@@ -9,6 +9,9 @@ MESSAGES ?=
 export PYTHONPATH := $(CURDIR)/include
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
+# Jobs of seconds on a small machine: the second compiler and a parallel collector cost more than they give.
+export SPARK_SUBMIT_OPTS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+export SPARK_LOCAL_IP := 127.0.0.1
 export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 # Set-up wrote down the Java that it found fit; it is read when a recipe runs, after set-up.
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"

@@ -31,7 +31,7 @@ class State(StrEnum):
 
     sentence: str
 
-    def __new__(cls, value: str, sentence: str) -> Self:
+    def __new__(cls, value: str, sentence: str = "") -> Self:
         member = str.__new__(cls, value)
         member._value_ = value
         member.sentence = sentence

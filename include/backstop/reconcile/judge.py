@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -20,9 +21,9 @@ from backstop.config.settings import Settings
 from backstop.errors import StoreUnavailable
 from backstop.named_sql import load
 from backstop.reconcile import record
-from backstop.reconcile.lookup import with_logs
+from backstop.reconcile.lookup import arrow_schema, with_logs
 from backstop.reconcile.quarantine import quarantine_logs, quarantine_stubs
-from backstop.reconcile.read import ddl, read_due
+from backstop.reconcile.read import read_due
 from backstop.reconcile.stage import STAGED_STUB, STAGED_VERDICT, stage_frame
 from backstop.records import Counts
 from backstop.runs.run import Run, begin_stage, hold
@@ -32,6 +33,8 @@ from backstop.verdicts.sources import Sources
 
 _VERDICTS = load("backstop.verdicts", "queries.sql")
 _SQL = load("backstop.reconcile", "queries.sql")
+_WORTH_COMPILING = 50_000
+"""With fewer stubs than this, compiling the rule to bytecode costs more (seconds of every run) than it saves."""
 
 
 @dataclass(slots=True)
@@ -59,21 +62,22 @@ def judge(
     """
     phases, counts = Phases(), Counts()
     stage = begin_stage(control, run)
+    _compile(spark, False)
     partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
     with Sources(settings, connections) as sources:
         due = read_due(spark, settings, sources, run.as_of, scope, partitions)
-        stubs, broken = quarantine_stubs(due.stubs, settings, control, run)
+        stubs, broken, topics = quarantine_stubs(due.stubs, settings, control, run)
+        _compile(spark, sum(topics.values()) >= _WORTH_COMPILING)
         phases.end("read")
         say("read")
 
         _view(stubs, "stub")
-        topics = {row["topic"] for row in stubs.select("topic").distinct().collect()}
         with control, control.cursor() as cursor:
             looks = look.look_at_groups(sources, cursor, run.as_of, topics)
             look.look_at_shards(looks, sources, cursor, due.shards)
             hold(cursor, run)
             record.record_looks(cursor, run, looks)
-        _rows(spark, "policy", frames.POLICY, frames.policy_rows(settings, topics))
+        _rows(spark, "policy", frames.POLICY, frames.policy_rows(settings, set(topics)))
         _rows(spark, "group_tag", frames.GROUP_TAG, frames.group_tag_rows(settings))
         _rows(spark, "start_offset", frames.START_OFFSET, frames.start_offset_rows(settings))
         phases.end("look")
@@ -162,11 +166,16 @@ def require_all_reachable(control: Any, run: Run) -> None:
         )
 
 
+def _compile(spark: SparkSession, worth_it: bool) -> None:
+    spark.conf.set("spark.sql.codegen.wholeStage", str(worth_it).lower())
+    spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if worth_it else "NO_CODEGEN")
+
+
 def _view(frame: DataFrame, name: str) -> None:
     frame.createOrReplaceTempView(name)
 
 
 def _rows(spark: SparkSession, name: str, columns: frames.Columns, rows: list[frames.Row]) -> None:
-    data = [tuple(row[column] for column in columns) for row in rows]
-    # Small beside the deliveries, and Spark cannot see that: without the hint each would be a shuffle of its own.
-    _view(f.broadcast(spark.createDataFrame(data, ddl(columns))), name)
+    # An Arrow table becomes a local relation, whose size Spark knows: it is broadcast, and needs no job of its own.
+    table = pa.Table.from_pylist([{column: row[column] for column in columns} for row in rows], arrow_schema(columns))
+    _view(spark.createDataFrame(table), name)

@@ -22,8 +22,12 @@ Broken = tuple[str, str, str, str | None, str | None, str | None]
 """store, row_key, reason, topic, message_id, consumer_group"""
 
 
-def quarantine_stubs(stubs: DataFrame, settings: Settings, control: Any, run: Run) -> tuple[DataFrame, DataFrame]:
-    """(stubs that keep their contract, broken ones as columns of staged_stub); the broken are written to `quarantine`.
+def quarantine_stubs(
+    stubs: DataFrame, settings: Settings, control: Any, run: Run
+) -> tuple[DataFrame, DataFrame, dict[str, int]]:
+    """(stubs that keep their contract, broken ones as columns of staged_stub, sound ones by topic).
+
+    The broken are written to `quarantine`.
 
     Broken: no id, no topic, a topic that no policy names, an unknown status, more refusals than sends, or one id on two
     shards (which of the two promises is the real one, a machine cannot know).
@@ -50,12 +54,13 @@ def quarantine_stubs(stubs: DataFrame, settings: Settings, control: Any, run: Ru
             "broken", f.coalesce("broken", f.when(f.col("copies") > 1, "on_two_shards"))
         )
     checked = checked.localCheckpoint(eager=True)
+    kinds = checked.groupBy("topic", f.isnull("broken").alias("sound")).count().collect()
     broken = checked.where("broken IS NOT NULL")
-    rows = (
+    rows = [] if all(kind["sound"] for kind in kinds) else [
         (f"shard {row['shard']}", _row_key(row["topic"], row["message_id"]), row["broken"], row["topic"],
          row["message_id"], None)
-        for row in broken.toLocalIterator()
-    )  # fmt: skip
+        for row in broken.collect()
+    ]  # fmt: skip
     _write(control, run, rows)
     # They stay pending, and are looked at again from time to time: somebody may mend the policy or the row.
     again = micros(run.as_of + settings.policy_for(None).unknown_horizon)
@@ -63,7 +68,8 @@ def quarantine_stubs(stubs: DataFrame, settings: Settings, control: Any, run: Ru
         "shard", "topic", "message_id", f.col("status").alias("old_status"), f.col("status").alias("new_status"),
         "send_count", f.lit(0).alias("deliveries"), f.lit(again).alias("next_look_at"),
     )  # fmt: skip
-    return checked.where("broken IS NULL").select(*stubs.columns), staged
+    sound = checked.where("broken IS NULL").select(*stubs.columns)
+    return sound, staged, {kind["topic"]: kind["count"] for kind in kinds if kind["sound"]}
 
 
 def quarantine_logs(deliveries: DataFrame, settings: Settings, control: Any, run: Run) -> None:
@@ -73,7 +79,7 @@ def quarantine_logs(deliveries: DataFrame, settings: Settings, control: Any, run
         (f"store {settings.groups[row['consumer_group']].store}",
          _row_key(row["consumer_group"], row["topic"], row["message_id"]), row["log_broken"], row["topic"],
          row["message_id"], row["consumer_group"])
-        for row in broken.toLocalIterator()
+        for row in broken.collect()
     )  # fmt: skip
     _write(control, run, rows)
 

@@ -11,8 +11,6 @@ from backstop.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DRIVER_CLASS = "org.postgresql.Driver"
-
 
 def start_session(name: str, master: str | None = None) -> SparkSession:
     """A session with UTC, one shuffle partition a core on this machine, and side effects never run twice by speculation.
@@ -33,13 +31,10 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
         .config("spark.speculation", "false")
         .config("spark.ui.showConsoleProgress", "false")
     )
-    submitted = "spark.master" in _submitted()
-    if not submitted:
+    if "spark.master" not in _submitted():
         master = master or os.environ.get("BACKSTOP_SPARK_MASTER", f"local[{min(os.cpu_count() or 2, 8)}]")
         builder = builder.master(master)
-        jar = os.environ.get("BACKSTOP_JDBC_JAR")
-        if jar:
-            builder = builder.config("spark.jars", jar)
+        builder = builder.config("spark.jars", _driver_jar())
     if (master or "local").startswith("local"):
         builder = (
             builder.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
@@ -58,22 +53,21 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
                 next_step="Install Java 17 (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME.",
             ) from error
         raise
-    _require_driver(session)
     return session
 
 
 def _submitted() -> str:
-    return os.environ.get("PYSPARK_SUBMIT_ARGS", "") + os.environ.get("SPARK_SUBMIT_OPTS", "") + (
+    return os.environ.get("PYSPARK_SUBMIT_ARGS", "") + (
         "spark.master" if os.environ.get("PYSPARK_GATEWAY_PORT") else ""
     )
 
 
-def _require_driver(session: SparkSession) -> None:
-    jars = session.conf.get("spark.jars", "") or ""
-    packages = session.conf.get("spark.jars.packages", "") or ""
-    if "postgresql" not in jars and "postgresql" not in packages:
+def _driver_jar() -> str:
+    jar = os.environ.get("BACKSTOP_JDBC_JAR", "")
+    if not os.path.isfile(jar):
         raise ConfigurationError(
-            "Spark has no PostgreSQL driver: neither spark.jars nor spark.jars.packages names one.",
+            f"Spark has no PostgreSQL driver: BACKSTOP_JDBC_JAR is {jar or 'not set'}{' and no file' if jar else ''}.",
             kept="Nothing was read or changed.",
-            next_step="Set BACKSTOP_JDBC_JAR to the driver's file, or pass it with the Spark connection.",
+            next_step="Set BACKSTOP_JDBC_JAR to the driver's file (`make setup` fetches it).",
         )
+    return jar

@@ -1,0 +1,378 @@
+"""Reconcile end to end on real parts: due stubs in two shards, logs in two consumer databases, a broker, and Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.errors import RunLost, StoreUnavailable
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from backstop.reconcile.run_once import run_once
+from backstop.records import Counts, Key
+from backstop.runs.run import Run, close_run, open_run
+from backstop.runs.spark_session import start_session
+from system import System, build_template, system
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
+        build_template(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    session = start_session("test reconcile", master="local[2]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def world(postgres: Postgres, valkey: Valkey) -> Iterator[System]:
+    with system(postgres, valkey) as running:
+        yield running
+
+
+def no_audit(run: Run, suite: str) -> None:
+    """The suites have tests of their own; here the promotion itself is looked at."""
+
+
+@pytest.fixture
+def reconcile(world: System, spark: Any) -> Callable[..., Counts]:
+    def once(**options: Any) -> Counts:
+        return run_once(world.settings, world.connections, lambda: spark, no_audit, **options)
+
+    return once
+
+
+def verdicts(world: System) -> dict[tuple[str, str], tuple[str, str]]:
+    rows = world.rows("control", "SELECT message_id, consumer_group, verdict, reason FROM verdict ORDER BY run_id")
+    return {(message_id, group): (verdict, reason) for message_id, group, verdict, reason in rows}
+
+
+def status(world: System, key: Key, shard: str = "shop_a") -> str:
+    return str(world.rows(shard, "SELECT status FROM message_stub WHERE topic = %s AND message_id = %s", *key)[0][0])
+
+
+def test_a_message_done_by_every_group_is_confirmed_and_never_looked_at_again(world: System, reconcile: Any) -> None:
+    done = world.sent("m:1%'ü")
+    world.consume("billing")
+    world.consume("shipping")
+    counts = reconcile()
+    assert (counts["deliveries"], counts["confirmed"]) == (2, 2)
+    assert status(world, done) == "confirmed"
+    assert reconcile()["due"] == 0
+
+
+def test_a_message_that_one_group_passed_without_a_log_is_lost_for_that_group_alone(
+    world: System, reconcile: Any
+) -> None:
+    key = world.sent("m-1", shard="shop_b")
+    world.consume("billing")
+    world.pass_over("shipping")
+    reconcile()
+    assert verdicts(world) == {("m-1", "shipping"): ("LOST", "passed_over")}
+    requests = world.rows("control", "SELECT shard, send_number, groups, state, requested_by FROM resend_request")
+    assert requests == [("shop_b", 2, ["shipping"], "open", "reconcile")]
+    assert status(world, key, "shop_b") == "pending"
+
+
+def test_asking_twice_makes_one_request(world: System, reconcile: Any) -> None:
+    world.sent("m-1")
+    world.pass_over("billing")
+    world.pass_over("shipping")
+    reconcile()
+    reconcile()
+    assert world.rows("control", "SELECT groups, state FROM resend_request") == [(None, "open")]
+
+
+def test_a_backlog_is_never_resent_and_is_looked_at_again_later(world: System, reconcile: Any) -> None:
+    for number in range(20):
+        world.sent(f"m-{number}")
+    counts = reconcile()
+    assert counts["backlogged"] == 40
+    assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+    assert world.rows("shop_a", "SELECT count(*) FROM message_stub WHERE next_check_at > judged_at") == [(20,)]
+
+
+def test_a_message_never_sent_is_unsent_once_its_first_check_is_over(world: System, reconcile: Any) -> None:
+    world.stub("never", send_count=0)
+    world.stub("died-before-the-send")
+    world.stub("new", send_count=0, first_seen_at=None)
+    reconcile()
+    seen = verdicts(world)
+    assert seen["never", "billing"] == ("UNSENT", "never_sent")
+    assert seen["died-before-the-send", "billing"] == ("UNSENT", "not_stored")
+    assert ("new", "billing") not in seen
+    assert world.rows("shop_a", "SELECT first_seen_at IS NOT NULL FROM message_stub WHERE message_id = 'new'") == [(True,)]
+
+
+def test_a_send_whose_outcome_is_unknown_waits_while_the_group_has_older_messages(
+    world: System, reconcile: Any
+) -> None:
+    world.sent("older")
+    world.stub("unknown", age=timedelta(seconds=30))
+    # The older message was stored before anything could have been stored for the unknown one.
+    reconcile()
+    assert verdicts(world)["unknown", "billing"][0] in ("BACKLOGGED", "UNSENT")
+
+
+def test_logs_that_cannot_be_read_decide_nothing(world: System, reconcile: Any) -> None:
+    world.sent("m-1")
+    world.pass_over("billing")
+    world.consume("shipping")
+    database = world.urls["billing_db"].rsplit("/", 1)[1]
+    world.rows("control", f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS false')
+    with pytest.raises(StoreUnavailable) as refused:
+        reconcile()
+    assert "store billing_db" in refused.value.what
+    assert verdicts(world) == {("m-1", "billing"): ("UNKNOWN", "logs_unread")}
+    assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+    assert world.rows("control", "SELECT state FROM run") == [("incomplete",)]
+    world.rows("control", f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS true')
+    world.rows("shop_a", "UPDATE message_stub SET next_check_at = now()")
+    reconcile()
+    assert verdicts(world)["m-1", "billing"] == ("LOST", "passed_over")
+
+
+def test_a_shard_that_is_away_does_not_keep_the_others_from_being_judged(world: System, reconcile: Any) -> None:
+    there = world.sent("there")
+    world.sent("away", shard="shop_b")
+    world.consume("billing")
+    world.consume("shipping")
+    database = world.urls["shop_b"].rsplit("/", 1)[1]
+    world.rows("control", f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS false')
+    with pytest.raises(StoreUnavailable, match="shop_b"):
+        reconcile()
+    assert status(world, there) == "confirmed"
+
+
+def test_lost_logs_look_like_a_mass_loss_and_nothing_is_sent(world: System, reconcile: Any) -> None:
+    for number in range(40):
+        world.sent(f"m-{number}")
+    world.consume("billing")
+    world.consume("shipping")
+    world.rows("billing_db", "DELETE FROM consumer_log WHERE consumer_group = 'billing'")
+    counts = reconcile()
+    assert counts["lost"] == 40
+    assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+    assert world.rows("control", "SELECT kind, consumer_group, state FROM case_file") == [("mass_loss", "billing", "open")]
+    assert world.rows("control", "SELECT count(*) FROM case_member") == [(40,)]
+    assert world.rows("control", "SELECT count(*) FROM alert") == [(1,)]
+
+
+def test_a_topic_that_is_only_observed_gets_verdicts_and_no_request(
+    postgres: Postgres, valkey: Valkey, spark: Any
+) -> None:
+    observed = {"orders": {"broker": "embedded", "groups": ["billing", "shipping"]}}
+    with system(postgres, valkey, topics=observed) as world:
+        world.sent("m-1")
+        world.pass_over("billing")
+        run_once(world.settings, world.connections, lambda: spark, no_audit)
+        assert verdicts(world)["m-1", "billing"][0] == "LOST"
+        assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+
+
+def test_a_group_that_takes_no_duplicates_makes_a_case_instead_of_a_resend_to_the_topic(
+    postgres: Postgres, valkey: Valkey, spark: Any
+) -> None:
+    groups = {
+        "billing": {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"},
+        "shipping": {"store": "shipping_db", "duplicates": "no", "progress": "acknowledged"},
+    }
+    with system(postgres, valkey, groups=groups) as world:
+        world.sent("m-1")
+        world.pass_over("billing")
+        world.consume("shipping")
+        run_once(world.settings, world.connections, lambda: spark, no_audit)
+        assert world.rows("control", "SELECT kind, consumer_group FROM case_file") == [("no_route", "billing")]
+        assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+
+
+def test_broken_rows_are_set_aside_once_and_counted(world: System, reconcile: Any) -> None:
+    for shard in ("shop_a", "shop_b"):
+        world.stub("twice", shard=shard, send_count=0)
+    world.stub("lost-topic", topic="nobody's", send_count=0)
+    world.rows("billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_consumed_has_time")
+    broken = world.sent("no-time")
+    world.consume("shipping")
+    world.pass_over("billing")
+    world.log(broken, consumed_at=None)
+    reconcile()
+    found = world.rows("control", "SELECT store, message_id, reason FROM quarantine ORDER BY 1, 2")
+    assert [row[:2] for row in found] == [
+        ("shard shop_a", "lost-topic"), ("shard shop_a", "twice"), ("shard shop_b", "twice"),
+        ("store billing_db", "no-time"),
+    ]  # fmt: skip
+    assert verdicts(world)["no-time", "billing"] == ("UNKNOWN", "log_invalid")
+    assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+    world.rows("shop_a", "UPDATE message_stub SET next_check_at = now()")
+    world.rows("shop_b", "UPDATE message_stub SET next_check_at = now()")
+    reconcile()
+    assert world.rows("control", "SELECT count(*) FROM quarantine") == [(4,)]
+
+
+def test_a_thousand_broken_rows_do_not_stop_the_sound_one(world: System, reconcile: Any) -> None:
+    world.rows("shop_a", """
+        INSERT INTO message_stub (topic, message_id, content, next_check_at)
+        SELECT 'unheard of', 'b-' || n, '', now() - interval '1 minute' FROM generate_series(1, 1000) n""")
+    sound = world.sent("sound")
+    world.consume("billing")
+    world.consume("shipping")
+    reconcile()
+    assert status(world, sound) == "confirmed"
+    assert world.rows("control", "SELECT count(*) FROM quarantine") == [(1000,)]
+
+
+def test_a_new_epoch_decides_nothing_until_a_person_accepts_it(world: System, reconcile: Any) -> None:
+    world.sent("before")
+    reconcile()
+    world.broker.delete_topic("orders")
+    world.broker.create_topic("orders", 2)
+    for group in ("billing", "shipping"):
+        world.broker.create_group(group, "orders", at="start")
+    world.rows("shop_a", "UPDATE message_stub SET next_check_at = now()")
+    reconcile()
+    assert verdicts(world)["before", "billing"] == ("UNKNOWN", "new_epoch")
+    assert ("new_epoch", "billing") in world.rows("control", "SELECT kind, consumer_group FROM case_file")
+    assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+    world.rows("control", "UPDATE queue_epoch SET accepted = true WHERE present")
+    world.rows("shop_a", "UPDATE message_stub SET next_check_at = now()")
+    reconcile()
+    assert verdicts(world)["before", "billing"] == ("LOST", "passed_over")
+
+
+def test_an_exhausted_stub_is_confirmed_by_a_log_that_came_late(world: System, reconcile: Any) -> None:
+    key = world.stub("m-1", send_count=3, refusals=3)
+    for number in (1, 2, 3):
+        world.rows(
+            "shop_a",
+            "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
+            " VALUES (%s, %s, %s, 'producer', now() - interval '1 minute', 'refused')", *key, number,
+        )  # fmt: skip
+    reconcile()
+    assert status(world, key) == "exhausted"
+    assert world.rows("control", "SELECT DISTINCT kind, state FROM case_file") == [("exhausted", "open")]
+    for group in ("billing", "shipping"):
+        world.log(key, group)
+    reconcile()
+    assert status(world, key) == "confirmed"
+
+
+def test_a_stub_that_no_group_owes_is_set_aside_after_the_overdue_horizon(
+    postgres: Postgres, valkey: Valkey, spark: Any
+) -> None:
+    filtered = {"orders": {"broker": "embedded", "groups": {"billing": {"tags": ["paid"]}}, "mode": "repair"}}
+    with system(postgres, valkey, topics=filtered) as world:
+        young, old = world.stub("young", tag="open"), world.stub("old", tag="open", age=timedelta(hours=1))
+        run_once(world.settings, world.connections, lambda: spark, no_audit)
+        assert (status(world, young), status(world, old)) == ("pending", "no_taker")
+
+
+def test_a_dry_run_judges_and_promotes_nothing(world: System, reconcile: Any) -> None:
+    key = world.sent("m-1")
+    world.pass_over("billing")
+    world.pass_over("shipping")
+    counts = reconcile(dry_run=True)
+    assert counts["lost"] == 2
+    assert world.rows("control", "SELECT (SELECT count(*) FROM verdict), (SELECT count(*) FROM resend_request)") == [(0, 0)]
+    assert status(world, key) == "pending"
+
+
+def test_the_verdict_counts_add_up_to_the_deliveries_read(world: System, reconcile: Any) -> None:
+    for number in range(30):
+        world.sent(f"m-{number}", shard=("shop_a", "shop_b")[number % 2])
+    world.consume("billing")
+    counts = reconcile()
+    ((total,),) = world.rows("control", "SELECT sum(deliveries) FROM verdict_count")
+    assert counts["deliveries"] == total == 60
+
+
+def test_a_promotion_that_was_cut_off_is_finished_by_the_next_run(
+    world: System, reconcile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backstop.reconcile import promote
+
+    key = world.sent("m-1")
+    world.consume("billing")
+    world.consume("shipping")
+
+    class Killed(Exception):
+        pass
+
+    def die(*_: object) -> int:
+        raise Killed
+
+    with monkeypatch.context() as cut:
+        cut.setattr(promote, "_promote_shards", die)
+        with pytest.raises(Killed):
+            reconcile()
+    assert status(world, key) == "pending"
+    other = world.sent("m-2")
+    world.consume("billing")
+    world.consume("shipping")
+    world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() + interval '1 hour' WHERE message_id = 'm-1'")
+    reconcile()
+    assert (status(world, key), status(world, other)) == ("confirmed", "confirmed")
+
+
+def test_a_driver_that_outlives_its_run_changes_nothing(world: System, spark: Any) -> None:
+    from backstop.reconcile.judge import judge
+    from backstop.reconcile.promote import promote
+    from backstop.stores.protocol import Scope
+
+    key = world.sent("m-1")
+    world.pass_over("billing")
+    control = world.control()
+    late = open_run(control, "reconcile", "*", world.settings)
+    judge(spark, world.settings, world.connections, control, late, Scope())
+    close_run(control, late, "failed", Counts())
+    with pytest.raises(RunLost):
+        promote(world.settings, world.connections, control, late)
+    with pytest.raises(RunLost):
+        judge(spark, world.settings, world.connections, control, late, Scope())
+    control.close()
+    assert world.rows("control", "SELECT (SELECT count(*) FROM verdict), (SELECT count(*) FROM resend_request)") == [(0, 0)]
+    assert world.rows("shop_a", "SELECT judged_at FROM message_stub WHERE message_id = %s", key.message_id) == [(None,)]
+
+
+def test_odd_logs_are_counted_beside_the_verdicts(world: System, reconcile: Any) -> None:
+    world.log(Key("orders", "nobody-promised"), first_received_at="2026-01-01")
+    world.log(world.sent("often"), duplicates_stopped=3)
+    reconcile()
+    found = world.rows("control", "SELECT kind, message_id, times FROM anomaly ORDER BY 1")
+    assert found == [("DUPLICATE", "often", 3), ("ORPHAN", "nobody-promised", 1)]
+
+
+def test_the_broker_away_leaves_everything_unknown(postgres: Postgres, tmp_path: Any, spark: Any) -> None:
+    with Valkey(tmp_path / "valkey") as own, system(postgres, own) as world:
+        world.sent("m-1")
+        own.kill()
+        with pytest.raises(StoreUnavailable, match="broker embedded"):
+            run_once(world.settings, world.connections, lambda: spark, no_audit)
+        assert verdicts(world)["m-1", "billing"] == ("UNKNOWN", "clock_skew")
+        own.start()
+
+
+def test_a_control_database_that_is_away_ends_the_run_with_three_sentences(world: System, spark: Any) -> None:
+    gone = world.connections.url("control").rsplit("/", 1)[0] + "/nowhere"
+    from backstop.config.connections import Connections
+
+    with pytest.raises(StoreUnavailable) as error:
+        run_once(world.settings, Connections(resolver={**world.urls, "control": gone}.get), lambda: spark, no_audit)
+    assert error.value.exit_code == 3
+    assert all((error.value.what, error.value.kept, error.value.next_step))
+    with psycopg2.connect(world.urls["shop_a"]) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM message_stub")

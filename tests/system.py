@@ -1,0 +1,198 @@
+"""One whole small system for a test: two shards, two groups, a control database, a broker, and settings over them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.resources import files
+from typing import Any
+
+import psycopg2
+from psycopg2.extras import Json
+
+from backstop.brokers.redis_streams import RedisStreams
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from backstop.records import Key, Message, Outcome
+
+ROLES = {
+    "control": ("control", "0001_control.sql"),
+    "shop_a": ("producer", "0001_stubs.sql"),
+    "shop_b": ("producer", "0001_stubs.sql"),
+    "billing_db": ("consumer", "0001_logs.sql"),
+    "shipping_db": ("consumer", "0001_logs.sql"),
+}
+POLICY: dict[str, Any] = {
+    "max_clock_skew": "0.5s", "max_send_duration": "1s", "longest_transaction": "1s", "attempt_timeout": "2s",
+    "claim_timeout": "10s", "first_check": "2s", "lease": "4s", "sweep_interval": "2s", "retry_after": "1s",
+    "consume_timeout": "4s", "redelivery_horizon": "15s", "reconcile_interval": "10s", "recheck": "1s",
+    "progress_history": "5m", "unknown_horizon": "2m", "backlog_horizon": "10m", "overdue_horizon": "20m",
+    "person_time": "10m", "max_sends": 4, "max_refusals": 3, "backoff_base": "3s", "backoff_factor": 1.5,
+    "backoff_cap": "6s", "queue_delay_cap": "10s", "rate_limit": 2000, "blast_share": 0.2, "blast_floor": 25,
+    "blast_window": "5m", "replay_horizon": "45m", "longest_delay": "0s", "broker_retention": "1h",
+    "log_retention": "1d", "stub_retention": "1d",
+}  # fmt: skip
+
+
+def build_template(postgres: Postgres) -> None:
+    """Databases `template_<role>` with the shipped schema, which every test's databases are copied from."""
+    for role, (folder, file) in {r: f for r, f in ROLES.items() if r in ("control", "shop_a", "billing_db")}.items():
+        postgres.create_database(f"template_{role}")
+        sql = files("backstop.schema").joinpath(folder, file).read_text(encoding="utf-8")
+        connection = psycopg2.connect(postgres.admin_dsn(f"template_{role}"))
+        with connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+        connection.close()
+
+
+@dataclass
+class System:
+    """Addresses of everything, and the few hands a test needs: write rows, send, consume, read."""
+
+    urls: dict[str, str]
+    settings: Settings
+    connections: Connections
+    broker: RedisStreams
+
+    def rows(self, database: str, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """One committed statement."""
+        connection = psycopg2.connect(self.urls[database])
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute(query, values)
+                return list(cursor.fetchall()) if cursor.description else []
+        finally:
+            connection.close()
+
+    def control(self) -> Any:
+        return psycopg2.connect(self.urls["control"], options="-c timezone=UTC")
+
+    def stub(self, message_id: str, topic: str = "orders", shard: str = "shop_a", **columns: Any) -> Key:
+        """A stub created long enough ago to be judged, sent once and acknowledged unless `columns` say otherwise."""
+        age = columns.pop("age", timedelta(minutes=1))
+        given: dict[str, Any] = {
+            "topic": topic, "message_id": message_id, "content": b"{}", "headers": Json({}), "send_count": 1,
+            **columns,
+        }  # fmt: skip
+        times = {
+            "created_at": "now() - %s", "next_check_at": "now() - %s / 2", "first_seen_at": "now() - %s / 2",
+            "attempted_at": "now() - %s", "attempt_deadline": "now() - %s / 2",
+        }  # fmt: skip
+        if given["send_count"] == 0:
+            del times["attempted_at"], times["attempt_deadline"]
+        times = {name: text for name, text in times.items() if name not in given}
+        names = [*given, *times]
+        marks = ["%s"] * len(given) + list(times.values())
+        self.rows(
+            shard, f"INSERT INTO message_stub ({', '.join(names)}) VALUES ({', '.join(marks)})",
+            *given.values(), *[age] * len(times),
+        )  # fmt: skip
+        return Key(topic, message_id)
+
+    def sent(self, message_id: str, topic: str = "orders", shard: str = "shop_a", **columns: Any) -> Key:
+        """A stub whose message really is in the broker, its position recorded."""
+        (receipt,) = self.broker.publish([Message(topic, message_id, b"{}")])
+        assert receipt.outcome is Outcome.SENT and receipt.position is not None
+        at = receipt.position
+        key = self.stub(
+            message_id, topic, shard, broker="embedded", queue_id=at.queue_id, queue_offset=at.offset,
+            queue_epoch=at.epoch, **columns,
+        )  # fmt: skip
+        self.rows(shard, "UPDATE message_stub SET sent_at = attempted_at WHERE topic = %s AND message_id = %s", *key)
+        self.rows(
+            shard,
+            "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome, queue_id,"
+            " queue_offset, queue_epoch) VALUES (%s, %s, 1, 'producer', now(), 'sent', %s, %s, %s)",
+            *key, at.queue_id, at.offset, at.epoch,
+        )  # fmt: skip
+        return key
+
+    def log(self, key: Key, group: str = "billing", state: str = "CONSUMED", **columns: Any) -> None:
+        """A log row, as a consumer of the group would have left it a minute ago."""
+        given = {"consumer_group": group, "topic": key.topic, "message_id": key.message_id, "state": state, **columns}
+        times = {"first_received_at": "now() - interval '1 minute'", "updated_at": "now() - interval '1 minute'"}
+        if state == "CONSUMED":
+            times["consumed_at"] = "now() - interval '1 minute'"
+        times = {name: text for name, text in times.items() if name not in given}
+        self.rows(
+            f"{group}_db",
+            f"INSERT INTO consumer_log ({', '.join([*given, *times])})"
+            f" VALUES ({', '.join(['%s'] * len(given) + list(times.values()))})",
+            *given.values(),
+        )
+
+    def pass_over(self, group: str, topic: str = "orders") -> None:
+        """The group receives everything there is and acknowledges it without writing a log."""
+        subscription = self.broker.subscribe(group, [topic], f"worker-{uuid.uuid4()}")
+        while received := subscription.fetch(500, timedelta(milliseconds=20)):
+            subscription.acknowledge(received)
+        subscription.close()
+
+    def consume(self, group: str, topic: str = "orders") -> list[Message]:
+        """The group receives, logs as done and acknowledges everything there is."""
+        subscription = self.broker.subscribe(group, [topic], f"worker-{uuid.uuid4()}")
+        messages: list[Message] = []
+        while received := subscription.fetch(500, timedelta(milliseconds=20)):
+            for one in received:
+                self.log(one.message.key, group)
+                messages.append(one.message)
+            subscription.acknowledge(received)
+        subscription.close()
+        return messages
+
+
+@contextmanager
+def system(postgres: Postgres, valkey: Valkey, **changes: Any) -> Iterator[System]:
+    """A fresh system; `changes` replace or add top-level parts of its settings."""
+    name = f"t{uuid.uuid4().hex[:10]}"
+    urls: dict[str, str] = {"broker": valkey.url()}
+    admin = psycopg2.connect(postgres.admin_dsn())
+    admin.autocommit = True
+    template = {"control": "control", "producer": "shop_a", "consumer": "billing_db"}
+    with admin.cursor() as cursor:
+        for role, (folder, _) in ROLES.items():
+            cursor.execute(f"CREATE DATABASE {name}_{role} TEMPLATE template_{template[folder]}")
+            urls[role] = postgres.admin_dsn(f"{name}_{role}")
+    broker = RedisStreams(valkey.url())
+    settings = Settings.model_validate(settings_dict(**changes))
+    import redis
+
+    redis.Redis.from_url(valkey.url()).flushall()
+    for topic, topic_settings in settings.topics.items():
+        broker.create_topic(topic, 2)
+        for group in topic_settings.groups:
+            broker.create_group(group, topic, at="start")
+    try:
+        yield System(urls, settings, Connections(resolver=urls.get), broker)
+    finally:
+        broker.close()
+        with admin.cursor() as cursor:
+            for role in ROLES:
+                cursor.execute(f"DROP DATABASE {name}_{role} WITH (FORCE)")
+        admin.close()
+
+
+def settings_dict(**changes: Any) -> dict[str, Any]:
+    """What backstop.yaml would say of this system."""
+    topics: Mapping[str, Any] = {
+        topic: {"broker": "embedded", "groups": ["billing", "shipping"], "mode": "repair"}
+        for topic in ("orders", "payments")
+    }
+    policy = {**POLICY, **changes.pop("policy", {})}
+    return {
+        "control": "control",
+        "brokers": {"embedded": {"kind": "redis_streams", "connection": "broker",
+                                 "options": {"visibility": 2, "delivery_limit": 5}}},
+        "producers": {"shop_a": {"connection": "shop_a"}, "shop_b": {"connection": "shop_b"}},
+        "consumers": {"billing_db": {"connection": "billing_db"}, "shipping_db": {"connection": "shipping_db"}},
+        "groups": {
+            "billing": {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"},
+            "shipping": {"store": "shipping_db", "duplicates": "guard", "progress": "acknowledged"},
+        },
+        "topics": topics, "policy": policy, **changes,
+    }  # fmt: skip
