@@ -35,7 +35,8 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
     """Everything due, with one worker a core; returns the counts, which it also adds to the run's.
 
     A task that Spark runs twice is one more worker: claims, send numbers and tokens keep them apart. Raises
-    Unavailable after all else was done when something did not answer, RunLost when the run is not ours any more.
+    Unavailable after all else was done when something did not answer, RunLost when the run is not ours any
+    more.
     """
     if run.dry_run:
         return run_once(settings, connections, run, tell=lambda planned: print(planned, flush=True))

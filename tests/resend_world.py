@@ -1,4 +1,5 @@
-"""A whole small system for the resend tests: five real databases and a real broker, with helpers that look at rows."""
+"""A whole small system for the resend tests: five real databases and a real broker, with helpers that look at
+rows."""
 
 from __future__ import annotations
 
@@ -84,10 +85,11 @@ class World:
         row = {"send_count": 0, "refusals": 0, "status": "pending", "max_sends": None, **columns}
         self.sql(
             f"producer_{shard}",
-            f"""INSERT INTO message_stub (topic, message_id, content, created_at, first_seen_at, next_check_at,
-                    {', '.join(row)})
+            f"""INSERT INTO message_stub (topic, message_id, content, created_at, first_seen_at,
+                    next_check_at,
+                    {", ".join(row)})
                 SELECT %s, i, convert_to('content of ' || i, 'UTF8'), now() - interval '1 minute',
-                    now() - interval '1 minute', now() - interval '10 seconds', {', '.join(['%s'] * len(row))}
+                    now() - interval '1 minute', now() - interval '10 seconds', {", ".join(["%s"] * len(row))}
                 FROM unnest(%s::text[]) AS i""",
             [topic, *row.values(), list(ids)],
         )
@@ -140,12 +142,16 @@ class World:
         return dict(self.sql("control", "SELECT state, count(*)::int FROM resend_request GROUP BY state"))
 
     def request(self, message_id: str) -> dict[str, Any]:
-        ((row,),) = self.sql("control", "SELECT to_jsonb(r) FROM resend_request r WHERE message_id = %s", [message_id])
+        ((row,),) = self.sql(
+            "control", "SELECT to_jsonb(r) FROM resend_request r WHERE message_id = %s", [message_id]
+        )
         return dict(row)
 
     def stub(self, message_id: str, shard: str = "a") -> dict[str, Any]:
         ((row,),) = self.sql(
-            f"producer_{shard}", "SELECT to_jsonb(s) - 'content' FROM message_stub s WHERE message_id = %s", [message_id]
+            f"producer_{shard}",
+            "SELECT to_jsonb(s) - 'content' FROM message_stub s WHERE message_id = %s",
+            [message_id],
         )
         return dict(row)
 
@@ -158,7 +164,9 @@ class World:
         """The headers of every entry in the broker, read past the adapter."""
         found = []
         for queue in range(int(self.raw.hget(self.keys.topic(topic), "queues") or 0)):
-            found += [json.loads(entry[b"headers"]) for _, entry in self.raw.xrange(self.keys.stream(topic, queue))]
+            found += [
+                json.loads(entry[b"headers"]) for _, entry in self.raw.xrange(self.keys.stream(topic, queue))
+            ]
         return found
 
     def copies(self, topic: str = TOPIC) -> Counter[tuple[str, str]]:
@@ -167,14 +175,22 @@ class World:
 
     def expire_claims(self) -> None:
         """Time passes: claims and attempts are past their deadlines."""
-        self.sql("control", """UPDATE resend_request SET claim_deadline = now() - interval '1 second',
-            updated_at = now() - interval '1 hour' WHERE state = 'claimed'""")
+        self.sql(
+            "control",
+            """UPDATE resend_request SET claim_deadline = now() - interval '1 second',
+            updated_at = now() - interval '1 hour' WHERE state = 'claimed'""",
+        )
         for shard in "ab":
-            self.sql(f"producer_{shard}", """UPDATE message_stub SET attempt_deadline = now() - interval '1 second',
-                attempted_at = now() - interval '10 seconds' WHERE attempt_token IS NOT NULL""")
+            self.sql(
+                f"producer_{shard}",
+                """UPDATE message_stub SET attempt_deadline = now() - interval '1
+            second',
+                attempted_at = now() - interval '10 seconds' WHERE attempt_token IS NOT NULL""",
+            )
 
     def consume(self, message_id: str, group: str, topic: str = TOPIC, state: str = "CONSUMED") -> None:
-        self.sql(f"consumer_{group}", """INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at,
+        self.sql(f"consumer_{group}", """INSERT INTO consumer_log (consumer_group, topic, message_id, state,
+        consumed_at,
             updated_at) VALUES (%s, %s, %s, %s, now() - interval '1 hour', now() - interval '1 hour')""",
             [group, topic, message_id, state])  # fmt: skip
 
@@ -192,7 +208,10 @@ class World:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey, dict[str, str]]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as server,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
         urls = {"backstop_broker": valkey.url()}
         for name, role in ROLES.items():
             server.create_database(name)
@@ -212,11 +231,9 @@ def ids(number: int, prefix: str = "m") -> list[str]:
     return [f"{prefix}{i:05d}" for i in range(number)]
 
 
-
-
 class Hooked:
-    """A store or broker that calls `hooks["<method> before"]` and `hooks["<method> after"]` around a method; nothing else
-    is changed."""
+    """A store or broker that calls `hooks["<method> before"]` and `hooks["<method> after"]` around a method;
+    nothing else is changed."""
 
     def __init__(self, inner: Any, hooks: Mapping[str, Callable[[], None]]) -> None:
         self._inner, self._hooks = inner, hooks
@@ -238,7 +255,9 @@ class Hooked:
 class HookedSources(Sources):
     """Sources whose shards and brokers are hooked."""
 
-    def __init__(self, settings: Settings, connections: Connections, hooks: Mapping[str, Callable[[], None]]) -> None:
+    def __init__(
+        self, settings: Settings, connections: Connections, hooks: Mapping[str, Callable[[], None]]
+    ) -> None:
         super().__init__(settings, connections)
         self._hooks = hooks
 

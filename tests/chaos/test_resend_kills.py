@@ -1,6 +1,8 @@
-"""SIGKILL at each commit boundary of a resend; then the next run: each number published at most once, nothing stuck.
+"""SIGKILL at each commit boundary of a resend; then the next run: each number published at most once, nothing
+stuck.
 
-The file is also the child that is killed: `python test_resend_kills.py <file with the system's addresses> <boundary>`.
+The file is also the child that is killed: `python test_resend_kills.py <file with the system's addresses>
+<boundary>`.
 """
 
 from __future__ import annotations
@@ -17,12 +19,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from resend_world import TOPIC, World, ids, once, servers, world  # noqa: F401
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from backstop.local.private_file import write_private
 from backstop.resend import send_claimed, work
 from backstop.resend.work import now
+from resend_world import TOPIC, World, ids, once, servers, world  # noqa: F401
 
 # Both sides of every commit: the request's claim, the stub's claim, the publish, the settle, the close.
 BOUNDARIES = [
@@ -46,7 +55,8 @@ def test_a_kill_is_repaired_by_the_next_run(world: World, boundary: str, tmp_pat
     write_private(addresses, json.dumps({"urls": world.urls, "written": world.written}))
 
     child = subprocess.run(
-        [sys.executable, __file__, str(addresses), boundary], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        [sys.executable, __file__, str(addresses), boundary],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=False, timeout=120, capture_output=True, text=True,
     )  # fmt: skip
     assert child.returncode == -signal.SIGKILL, child.stderr
@@ -72,7 +82,13 @@ def test_a_kill_is_repaired_by_the_next_run(world: World, boundary: str, tmp_pat
         assert found["attempt_token"] is None and found["send_count"] == 1
 
 
-NUMBER_TAKEN_BUT_NOT_SETTLED = {"claim after", "contents after", "publish before", "publish after", "settle before"}
+NUMBER_TAKEN_BUT_NOT_SETTLED = {
+    "claim after",
+    "contents after",
+    "publish before",
+    "publish after",
+    "settle before",
+}
 
 
 def _check(world: World, wanted: list[str]) -> None:  # noqa: F811
@@ -84,7 +100,8 @@ def _check(world: World, wanted: list[str]) -> None:  # noqa: F811
 
 
 class Protocol(RuleBasedStateMachine):
-    """Two workers that stop anywhere, go on late or never, claims and attempts that run out under them, on the real SQL."""
+    """Two workers that stop anywhere, go on late or never, claims and attempts that run out under them, on
+    the real SQL."""
 
     world: World
     STEPS = ("claim before", "contents before", "publish before", "settle before")
@@ -96,7 +113,10 @@ class Protocol(RuleBasedStateMachine):
         self.world.ask(["m"])
         self.asked = 1
 
-    @rule(stop=st.sampled_from(STEPS), happens=st.lists(st.sampled_from(["expire", "other run", "crash"]), max_size=3))
+    @rule(
+        stop=st.sampled_from(STEPS),
+        happens=st.lists(st.sampled_from(["expire", "other run", "crash"]), max_size=3),
+    )
     def a_worker_is_interrupted(self, stop: str, happens: list[str]) -> None:
         def meanwhile() -> None:
             for what in happens:

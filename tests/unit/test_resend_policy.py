@@ -1,4 +1,5 @@
-"""The pure decisions of a resend: how long to wait, by which way, and what a request comes to when judged again."""
+"""The pure decisions of a resend: how long to wait, by which way, and what a request comes to when judged
+again."""
 
 from __future__ import annotations
 
@@ -45,13 +46,12 @@ GUARDED = {"billing": "guard", "shipping": "guard"}
 
 
 def judged(group: str, verdict: Verdict, eligible: bool = False, next_look: datetime | None = None) -> Judged:
-    return Judged(
-        "shop_a", *KEY, group, "pending", 1, 0, 5, verdict, "reason", eligible, None, next_look, {}
-    )
+    return Judged("shop_a", *KEY, group, "pending", 1, 0, 5, verdict, "reason", eligible, None, next_look, {})
 
 
 def decided(*deliveries: Judged, asked: tuple[str, ...] | None = None, by: str = "reconcile",
-            duplicates: dict[str, str] = GUARDED, age: timedelta = timedelta(minutes=5)) -> object:  # fmt: skip
+            duplicates: dict[str, str] = GUARDED,
+            age: timedelta = timedelta(minutes=5)) -> object:  # fmt: skip
     return decide(
         asked, by, deliveries, as_of=NOW, created_at=NOW - age, policy=POLICY, duplicates=duplicates,
         own_retry_topic=False,
@@ -87,7 +87,9 @@ def test_queue_delay_is_that_of_the_slowest_group_up_to_the_cap() -> None:
     ("declared_safe", "DEAD_LETTERED", None), ("declared_safe", "PARKED", None),
     ("no", "CONFIRMED", None), ("no", None, None),
 ])  # fmt: skip
-def test_a_copy_to_the_topic_must_not_harm_another_group(declared: str, verdict: str | None, way: str | None) -> None:
+def test_a_copy_to_the_topic_must_not_harm_another_group(
+    declared: str, verdict: str | None, way: str | None
+) -> None:
     duplicates = {"billing": "guard", "shipping": declared}
     verdicts = {} if verdict is None else {"shipping": verdict}
     assert choose_route({"billing"}, duplicates, verdicts) == way
@@ -113,7 +115,13 @@ def test_a_group_that_was_not_asked_for_gets_nothing_even_if_eligible() -> None:
     assert decided(*both, asked=("shipping",)) == Send(("shipping",), "topic")
 
 
-NOT_NEEDED = {Verdict.CONFIRMED, Verdict.VOIDED, Verdict.IN_PROGRESS, Verdict.EXHAUSTED, Verdict.DEAD_LETTERED}
+NOT_NEEDED = {
+    Verdict.CONFIRMED,
+    Verdict.VOIDED,
+    Verdict.IN_PROGRESS,
+    Verdict.EXHAUSTED,
+    Verdict.DEAD_LETTERED,
+}
 WAITS = {Verdict.UNKNOWN, Verdict.WAITING, Verdict.BACKLOGGED}
 
 
@@ -148,7 +156,9 @@ def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case
     lost = judged("billing", Verdict.LOST, eligible=True)
     blocked = {"billing": "guard", "shipping": "no"}
     assert decided(lost, duplicates=blocked) == NotNeeded(NO_ROUTE)
-    assert decided(lost, duplicates=blocked, by="case 5") == Send(("billing",), "topic"), "a person decided so"
+    assert decided(lost, duplicates=blocked, by="case 5") == Send(("billing",), "topic"), (
+        "a person decided so"
+    )
 
 
 @pytest.mark.parametrize("by", ["reconcile", "case 3"])

@@ -1,9 +1,11 @@
-"""Claims requests in the control database, judges their messages again, and takes the send numbers from the shards.
+"""Claims requests in the control database, judges their messages again, and takes the send numbers from the
+shards.
 
-    due requests -> claimed until a deadline | judged again by key -> a decision each -> send_count moves, or superseded |
+    due requests -> claimed until a deadline | judged again by key -> a decision each -> send_count moves, or
+    superseded |
 
-The bars are commits, first of the control database, then of the producer's. A worker that dies in between loses nothing:
-its claim runs out, and the send count tells whether the number was taken.
+The bars are commits, first of the control database, then of the producer's. A worker that dies in between
+loses nothing: its claim runs out, and the send count tells whether the number was taken.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class Claimed:
 
 @dataclass(slots=True)
 class Worker:
-    """What a worker holds: settings, its connection to the control database, its judge, and the run it works for."""
+    """What a worker holds: settings, its connection to the control database, its judge, and the run it works
+    for."""
 
     settings: Settings
     control: Any
@@ -104,7 +107,8 @@ class Worker:
 
 
 def find_due(worker: Worker, cut: datetime) -> dict[Lot, int]:
-    """How many requests are due in each lot, oldest first; only topics in mode repair, of the run's scope, not paused."""
+    """How many requests are due in each lot, oldest first; only topics in mode repair, of the run's scope,
+    not paused."""
     scope = None if worker.run.scope == "*" else set(worker.run.scope.split(","))
     topics = [
         name for name, topic in worker.settings.topics.items()
@@ -118,9 +122,10 @@ def find_due(worker: Worker, cut: datetime) -> dict[Lot, int]:
 def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claimed:
     """At most `limit` due requests of the lot, and their share of the topic's rate; committed.
 
-    The rate is one row a topic and broker: the instant up to which it is spoken for. Workers queue for that row, take as
-    many requests as one second allows and move the instant by what they took, so that any number of workers keeps to it.
-    A share that is not used (nothing to send after all) is not given back: the rate is a limit, not a target.
+    The rate is one row a topic and broker: the instant up to which it is spoken for. Workers queue for that
+    row, take as many requests as one second allows and move the instant by what they took, so that any number
+    of workers keeps to it. A share that is not used (nothing to send after all) is not given back: the rate
+    is a limit, not a target.
     """
     policy, token = worker.policy(lot.topic), str(uuid.uuid4())
     limit = min(limit, max(1, int(policy.rate_limit)))
@@ -136,7 +141,8 @@ def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claim
             return Claimed(lot, token, (), wait - claim_seconds / 4, monotonic())
         until = monotonic() + claim_seconds
         cursor.execute(_SQL["claim"], {
-            "cut": cut, "topic": lot.topic, "shard": lot.shard, "limit": limit, "token": token, "seconds": claim_seconds,
+            "cut": cut, "topic": lot.topic, "shard": lot.shard, "limit": limit,
+            "token": token, "seconds": claim_seconds,
         })  # fmt: skip
         requests = [_request(row) for row in cursor.fetchall()]
         cursor.execute(_SQL["use_rate"], {"subject": subject, "seconds": len(requests) / policy.rate_limit})
@@ -152,7 +158,9 @@ def look_at_requests(worker: Worker, lot: Lot, cut: datetime, after: int, limit:
         return [_request(row) for row in cursor.fetchall()]
 
 
-def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[dict[int, Decision], Judgement]:
+def judge_again(
+    worker: Worker, lot: Lot, requests: Sequence[Request]
+) -> tuple[dict[int, Decision], Judgement]:
     """What each request comes to, by a fresh look at its message on the primaries; decisions by request id.
 
     Raises nothing for what does not answer: see the judgement's `unreachable`; what needs it is postponed.
@@ -172,11 +180,15 @@ def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[
     for request in requests:
         shards = judgement.shards_of.get(request.key, [])
         if len(shards) > 1:
-            decisions[request.request_id] = Postpone(later, f"broken contract: on several shards: {', '.join(shards)}")
+            decisions[request.request_id] = Postpone(
+                later, f"broken contract: on several shards: {', '.join(shards)}"
+            )
         elif shards != [lot.shard]:
             decisions[request.request_id] = NotNeeded(f"shard {lot.shard} has no such stub")
         elif request.send_number != lowest[request.key]:
-            decisions[request.request_id] = Postpone(later, "an earlier number of the same message is under way")
+            decisions[request.request_id] = Postpone(
+                later, "an earlier number of the same message is under way"
+            )
         else:
             decisions[request.request_id] = decide(
                 request.groups, request.requested_by, by_key.get(request.key, []), as_of=judgement.as_of,
@@ -189,7 +201,8 @@ def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[
 def take_numbers(
     worker: Worker, store: StubStore, claimed: Claimed, decisions: Mapping[int, Decision]
 ) -> dict[int, Request]:
-    """Moves the send count of every message to send; one commit of the shard. By request id: those that are now ours.
+    """Moves the send count of every message to send; one commit of the shard. By request id: those that are
+    now ours.
 
     Raises StoreUnavailable: then some numbers may be taken, and recovery finds out.
     """
@@ -199,10 +212,13 @@ def take_numbers(
     for request in wanted.values():
         decision = decisions[request.request_id]
         assert isinstance(decision, Send)
-        next_check = backoff(request.send_number, request.key, policy).total_seconds() + worker.delays.get(topic, 0.0)
+        next_check = backoff(request.send_number, request.key, policy).total_seconds() + worker.delays.get(
+            topic, 0.0
+        )
         claims.append(Claim(
             key=request.key, send_number=request.send_number, token=claimed.token, groups=decision.groups,
-            requested_by=f"request {request.request_id}", attempt_seconds=policy.attempt_timeout.total_seconds(),
+            requested_by=f"request {request.request_id}",
+            attempt_seconds=policy.attempt_timeout.total_seconds(),
             next_check_seconds=next_check, max_sends=policy.max_sends, max_refusals=policy.max_refusals,
             only_when_due=request.requested_by == RECONCILE,
         ))  # fmt: skip
@@ -211,11 +227,13 @@ def take_numbers(
 
 
 def measure_queue_delay(worker: Worker, topic: str) -> None:
-    """Remembers how long a new copy of the topic will wait behind its slowest group, from what reconcile recorded."""
+    """Remembers how long a new copy of the topic will wait behind its slowest group, from what reconcile
+    recorded."""
     policy = worker.policy(topic)
     with worker.control, worker.control.cursor() as cursor:
         cursor.execute(_SQL["waiting"], {
-            "topic": topic, "broker": worker.broker_name(topic), "window": policy.queue_delay_cap.total_seconds(),
+            "topic": topic, "broker": worker.broker_name(topic),
+            "window": policy.queue_delay_cap.total_seconds(),
         })  # fmt: skip
         waiting = [(lag, rate) for _, lag, rate in cursor.fetchall()]
     worker.delays[topic] = expected_queue_delay(waiting, policy.queue_delay_cap).total_seconds()

@@ -1,6 +1,8 @@
-"""Decides (pure) what a claimed request comes to, when the message is looked at next, and by which way a copy may go.
+"""Decides (pure) what a claimed request comes to, when the message is looked at next, and by which way a copy
+may go.
 
-These functions take values and return decision values; claim.py acts. A rerun decides the same: nothing here is random.
+These functions take values and return decision values; claim.py acts. A rerun decides the same: nothing here
+is random.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from backstop.verdicts.judge import Judged
 Route = Literal["topic", "group"]
 
 RECONCILE = "reconcile"
-"""Who asks by machine; everybody else is triage or a person, who may overrule an EXHAUSTED or a DEAD_LETTERED."""
+"""Who asks by machine; everybody else is triage or a person, who may overrule an EXHAUSTED or a
+DEAD_LETTERED."""
 NO_ROUTE = "no_route"
-"""The error of a request that cannot be sent without reaching a group that takes no duplicates; reconcile makes the case."""
+"""The error of a request that cannot be sent without reaching a group that takes no duplicates; reconcile
+makes the case."""
 TOO_OLD = "too_old"
 
 _DONE = frozenset({Verdict.CONFIRMED, Verdict.VOIDED, Verdict.IN_PROGRESS})
@@ -58,10 +62,11 @@ Decision = Send | NotNeeded | Postpone
 
 
 def backoff(n: int, key: Key, policy: Policy) -> timedelta:
-    """The wait after send number `n` (1 and up): min(cap, base * factor^(n-1)), longer by up to the policy's jitter.
+    """The wait after send number `n` (1 and up): min(cap, base * factor^(n-1)), longer by up to the policy's
+    jitter.
 
-    The jitter comes from the message and the number, so that a rerun decides the same. It only adds: the wait stays above
-    attempt_timeout + max_clock_skew, which the constraint on backoff_base is there for.
+    The jitter comes from the message and the number, so that a rerun decides the same. It only adds: the wait
+    stays above attempt_timeout + max_clock_skew, which the constraint on backoff_base is there for.
     """
     text = json.dumps([key.topic, key.message_id, n])
     share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
@@ -69,7 +74,8 @@ def backoff(n: int, key: Key, policy: Policy) -> timedelta:
 
 
 def expected_queue_delay(waiting: Iterable[tuple[int, float | None]], cap: timedelta) -> timedelta:
-    """How long a new copy waits behind the slowest group: (lag, messages a second) of each group -> 0 to `cap`.
+    """How long a new copy waits behind the slowest group: (lag, messages a second) of each group -> 0 to
+    `cap`.
 
     A group that lags and whose rate is not known, or 0, is expected to take the whole cap.
     """
@@ -82,13 +88,17 @@ def expected_queue_delay(waiting: Iterable[tuple[int, float | None]], cap: timed
 
 
 def choose_route(
-    wanted: Collection[str], duplicates: Mapping[str, str], verdicts: Mapping[str, str], *, own_retry_topic: bool = False
+    wanted: Collection[str],
+    duplicates: Mapping[str, str],
+    verdicts: Mapping[str, str],
+    *,
+    own_retry_topic: bool = False,
 ) -> Route | None:
     """By which way a copy for `wanted` may go; null: by none, which is a case for a person.
 
-    A copy sent to the topic reaches every group. `duplicates` is what each group of the topic declared (guard,
-    declared_safe, no), `verdicts` the last one of each group that is known. `own_retry_topic`: the broker can send to one
-    group alone.
+    A copy sent to the topic reaches every group. `duplicates` is what each group of the topic declared
+    (guard, declared_safe, no), `verdicts` the last one of each group that is known. `own_retry_topic`: the
+    broker can send to one group alone.
     """
     for group, declared in duplicates.items():
         if group in wanted:
@@ -99,10 +109,12 @@ def choose_route(
 
 
 def decide(
-    asked: Sequence[str] | None, requested_by: str, judged: Sequence[Judged], *, as_of: datetime, created_at: datetime,
-    policy: Policy, duplicates: Mapping[str, str], own_retry_topic: bool,
+    asked: Sequence[str] | None, requested_by: str, judged: Sequence[Judged], *,
+    as_of: datetime, created_at: datetime, policy: Policy,
+    duplicates: Mapping[str, str], own_retry_topic: bool,
 ) -> Decision:  # fmt: skip
-    """One request, judged again at its claim. `asked`: its groups (null: all); `judged`: every delivery of its message.
+    """One request, judged again at its claim. `asked`: its groups (null: all); `judged`: every delivery of
+    its message.
 
     Groups that need no copy any more, or not yet, are left out of the send; the others do not wait for them.
     """
@@ -139,7 +151,8 @@ def _may_send(one: Judged, person: bool) -> bool:
 
 def _waits(one: Judged, duplicates: Mapping[str, str]) -> bool:
     if one.verdict is Verdict.STALLED:
-        # The broker may still redeliver it. A group that takes no duplicates is a person's to decide, not ours to keep.
+        # The broker may still redeliver it. A group that takes no duplicates is a person's to decide, not
+        # ours to keep.
         return duplicates.get(one.consumer_group) != "no"
     return one.verdict in _WAIT
 

@@ -13,8 +13,11 @@ from backstop.resend.policy import Send
 
 
 def as_copy(message: Message, send_number: int, groups: tuple[str, ...] | None) -> Message:
-    """The message as it goes out again: the same content and headers, its send number, and for whom it is (null: all)."""
-    headers = {name: text for name, text in message.headers.items() if name not in (GROUPS_HEADER, SEND_HEADER)}
+    """The message as it goes out again: the same content and headers, its send number, and for whom it is
+    (null: all)."""
+    headers = {
+        name: text for name, text in message.headers.items() if name not in (GROUPS_HEADER, SEND_HEADER)
+    }
     headers[SEND_HEADER] = str(send_number)
     if groups is not None:
         headers[GROUPS_HEADER] = json.dumps(list(groups), ensure_ascii=False)
@@ -22,9 +25,13 @@ def as_copy(message: Message, send_number: int, groups: tuple[str, ...] | None) 
 
 
 def publish(
-    broker: Broker, requests: Mapping[int, Request], sends: Mapping[int, Send], contents: Mapping[Key, Message]
+    broker: Broker,
+    requests: Mapping[int, Request],
+    sends: Mapping[int, Send],
+    contents: Mapping[Key, Message],
 ) -> dict[int, Receipt]:
-    """One receipt for each request. A message without content (its stub was deleted meanwhile) is refused for good."""
+    """One receipt for each request. A message without content (its stub was deleted meanwhile) is refused for
+    good."""
     receipts: dict[int, Receipt] = {}
     by_way: dict[str | None, dict[int, Message]] = {}
     for request_id, request in requests.items():

@@ -1,6 +1,8 @@
-"""Recovers what a dead worker left, the shards first: attempts past their deadline are unknown, then requests follow.
+"""Recovers what a dead worker left, the shards first: attempts past their deadline are unknown, then requests
+follow.
 
-    stub loses its token, send_attempt says unknown | request closed if its number was taken, else open again |
+    stub loses its token, send_attempt says unknown | request closed if its number was taken, else open again
+    |
 
 Every run begins with it. A worker that is alive after all finds its token gone, and changes nothing.
 """
@@ -35,7 +37,8 @@ class LeftBehind:
 
 
 def recover(worker: Worker) -> Counts:
-    """Brings attempts and requests to an end; what does not answer stays as it is, and is named in `worker.missed`."""
+    """Brings attempts and requests to an end; what does not answer stays as it is, and is named in
+    `worker.missed`."""
     counts = Counts()
     for name in worker.settings.producers:
         try:
@@ -74,7 +77,8 @@ def _ends(worker: Worker, shard: str, batch: Sequence[LeftBehind]) -> list[dict[
         if end is not None:
             state, why = end
             ends.append({
-                "request_id": one.request_id, "claim_token": one.claim_token, "state": str(state), "error": why,
+                "request_id": one.request_id, "claim_token": one.claim_token,
+                "state": str(state), "error": why,
             })  # fmt: skip
     return ends
 
@@ -84,9 +88,9 @@ def end_of(
 ) -> tuple[RequestState, str | None] | None:
     """What the shard says of a request left behind (pure); null: leave it, its number may still be under way.
 
-    An attempt that ended tells by itself, whatever the claim's deadline: the number is used up. A number that was not
-    taken is free again once the claim is over. The attempts were read before the stub: a number that ended in between
-    is found the next time.
+    An attempt that ended tells by itself, whatever the claim's deadline: the number is used up. A number that
+    was not taken is free again once the claim is over. The attempts were read before the stub: a number that
+    ended in between is found the next time.
     """
     ended = next((a for a in attempts if a.send_number == one.send_number), None)
     if ended is not None:

@@ -1,4 +1,5 @@
-"""Asks for a send: the one door to the broker for a repair. A request is for one send number of one message."""
+"""Asks for a send: the one door to the broker for a repair. A request is for one send number of one
+message."""
 
 from __future__ import annotations
 
@@ -32,10 +33,12 @@ class Ask:
 
 
 def ask(cur: Any, asks: Iterable[Ask], run_id: int | None) -> Counts:
-    """Writes requests in the caller's transaction; returns `requests` (new), `reopened`, `joined`, `already_asked`.
+    """Writes requests in the caller's transaction; returns `requests` (new), `reopened`, `joined`,
+    `already_asked`.
 
-    A request that closed without taking its number (not_needed, superseded) is opened again as this one; an open one gets
-    the groups added (null: all); a claimed or published one is left alone: its number is, or may be, taken.
+    A request that closed without taking its number (not_needed, superseded) is opened again as this one; an
+    open one gets the groups added (null: all); a claimed or published one is left alone: its number is, or
+    may be, taken.
     """
     merged: dict[tuple[Key, int], Ask] = {}
     for one in asks:
@@ -55,7 +58,12 @@ def ask(cur: Any, asks: Iterable[Ask], run_id: int | None) -> Counts:
 
 
 def route_for(
-    settings: Settings, topic: str, wanted: Collection[str], verdicts: Mapping[str, str], *, own_retry_topic: bool = False
+    settings: Settings,
+    topic: str,
+    wanted: Collection[str],
+    verdicts: Mapping[str, str],
+    *,
+    own_retry_topic: bool = False,
 ) -> Route | None:
     """By which way a copy of `topic` for the groups `wanted` may go; null: by none (see policy.choose_route).
 
@@ -76,7 +84,14 @@ def _merge(one: Ask, other: Ask) -> Ask:
     reasons = sorted({*one.reason.split(", "), *other.reason.split(", ")})
     route: Route = "group" if one.route == other.route == "group" and groups == one.groups else "topic"
     return Ask(
-        one.shard, one.topic, one.message_id, one.send_number, groups, ", ".join(reasons), one.requested_by, route
+        one.shard,
+        one.topic,
+        one.message_id,
+        one.send_number,
+        groups,
+        ", ".join(reasons),
+        one.requested_by,
+        route,
     )
 
 

@@ -1,9 +1,10 @@
 """Brings one claim to its end: judge again, take the numbers, publish, settle, close.
 
-    claimed | numbers taken | published | settled | closed      (control | producer | broker | producer | control)
+    claimed | numbers taken | published | settled | closed      (control | producer | broker | producer |
+    control)
 
-A crash at any bar loses nothing and sends nothing twice: the claim, the attempt, or both run out, and recovery reads from
-the send count and the attempts how far it came.
+A crash at any bar loses nothing and sends nothing twice: the claim, the attempt, or both run out, and
+recovery reads from the send count and the attempts how far it came.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _POSTPONED = "postponed"
 
 
 def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
-    """Does it; false when the lot should be left for this run, because its shard or broker is away or time ran out.
+    """Does it; false when the lot should be left for this run, because its shard or broker is away or time
+    ran out.
 
     Raises RunLost before anything is published once the run is not ours any more.
     """
@@ -51,7 +53,8 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
         try:
             ends |= _send(worker, broker, claimed, decisions, sends, counts)
         except StoreUnavailable as error:
-            # Numbers may be taken and copies published: recovery will tell, once attempts and claim have run out.
+            # Numbers may be taken and copies published: recovery will tell, once attempts and claim have run
+            # out.
             worker.miss(f"shard {claimed.lot.shard}", error.what)
             counts.add("left_claimed", len(sends))
             reachable = False
@@ -62,10 +65,11 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
 
 
 def _send(
-    worker: Worker, broker: Broker, claimed: Claimed, decisions: Mapping[int, Decision], sends: Mapping[int, Send],
-    counts: Counts,
+    worker: Worker, broker: Broker, claimed: Claimed, decisions: Mapping[int, Decision],
+    sends: Mapping[int, Send], counts: Counts,
 ) -> dict[int, End]:  # fmt: skip
-    """The ends of every request to send. Raises StoreUnavailable, after which only recovery knows, and RunLost."""
+    """The ends of every request to send. Raises StoreUnavailable, after which only recovery knows, and
+    RunLost."""
     lot = claimed.lot
     store = worker.judge.sources.shard(lot.shard)
     attempt_until = monotonic() + worker.policy(lot.topic).attempt_timeout.total_seconds()
@@ -75,7 +79,8 @@ def _send(
         return ends
     counts.add("handed_out", len(taken))
     contents = store.contents([request.key for request in taken.values()])
-    # The last look before the copies are out: after it, nothing of ours may stand between the decision and the broker.
+    # The last look before the copies are out: after it, nothing of ours may stand between the decision and
+    # the broker.
     worker.require_run()
     if _has_time(worker, claimed, min(claimed.until, attempt_until)):
         receipts = publish(broker, taken, sends, contents)

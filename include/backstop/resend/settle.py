@@ -1,4 +1,5 @@
-"""Stores how sends ended: in the shard where the attempt is still ours, then in the requests; and ends those not sent.
+"""Stores how sends ended: in the shard where the attempt is still ours, then in the requests; and ends those
+not sent.
 
     send_attempt and stub | request closed, with the groups that were really addressed |
 """
@@ -27,7 +28,8 @@ FOR_GOOD = "refused for good: "
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What becomes of a claimed request. `send` is set when its number was taken: whom it addressed, and by which way."""
+    """What becomes of a claimed request. `send` is set when its number was taken: whom it addressed, and by
+    which way."""
 
     state: RequestState
     error: str | None = None
@@ -36,17 +38,22 @@ class End:
 
 
 def settle_attempts(
-    store: StubStore, token: str, broker_name: str, requests: Mapping[int, Request], receipts: Mapping[int, Receipt]
+    store: StubStore,
+    token: str,
+    broker_name: str,
+    requests: Mapping[int, Request],
+    receipts: Mapping[int, Receipt],
 ) -> dict[int, Outcome]:
-    """Stores each attempt's outcome, one commit of the shard; the outcomes by request id, as they count from now on.
+    """Stores each attempt's outcome, one commit of the shard; the outcomes by request id, as they count from
+    now on.
 
-    An attempt that was taken from us meanwhile (its deadline passed) counts as unknown: so it was recorded. Raises
-    StoreUnavailable: then recovery records them as unknown.
+    An attempt that was taken from us meanwhile (its deadline passed) counts as unknown: so it was recorded.
+    Raises StoreUnavailable: then recovery records them as unknown.
     """
     settlements = [
         Settlement(
-            key=request.key, send_number=request.send_number, token=token, outcome=receipts[request_id].outcome,
-            position=receipts[request_id].position, broker=broker_name,
+            key=request.key, send_number=request.send_number, token=token,
+            outcome=receipts[request_id].outcome, position=receipts[request_id].position, broker=broker_name,
             broker_message_id=receipts[request_id].broker_message_id, error=_error(receipts[request_id]),
         )
         for request_id, request in requests.items()
@@ -62,12 +69,13 @@ def end_of_send(outcome: Outcome, receipt: Receipt, send: Send) -> End:
     """How a request ends whose number was taken."""
     error = _error(receipt)
     if outcome is not receipt.outcome:
-        error = f"settled too late: its attempt had been recorded as unknown (the broker answered {receipt.outcome})"
+        error = f"settled too late: its attempt counts as unknown (the broker answered {receipt.outcome})"
     return End(RequestState(outcome.value), error, send=send)
 
 
 def end_without_send(decision: Decision) -> End:
-    """How a request ends whose number was not taken; a Send that came too late for the number is superseded."""
+    """How a request ends whose number was not taken; a Send that came too late for the number is
+    superseded."""
     match decision:
         case NotNeeded(why):
             return End(RequestState.NOT_NEEDED, why)
@@ -78,7 +86,8 @@ def end_without_send(decision: Decision) -> End:
 
 
 def end_requests(worker: Worker, claimed: Claimed, ends: Mapping[int, End]) -> int:
-    """Writes the ends where the claims are still this worker's, one commit; returns how many were. RunLost: none."""
+    """Writes the ends where the claims are still this worker's, one commit; returns how many were. RunLost:
+    none."""
     if not ends:
         return 0
     rows = [_row(request_id, end) for request_id, end in sorted(ends.items())]

@@ -1,6 +1,7 @@
 """The resend duty: recover, then claim, publish and settle batch by batch until nothing is due.
 
-`run_once` is one run in one process; a Spark partition is one `work` beside others; `run_duty` also opens and closes the run.
+`run_once` is one run in one process; a Spark partition is one `work` beside others; `run_duty` also opens and
+closes the run.
 """
 
 from __future__ import annotations
@@ -61,13 +62,15 @@ class Planned:
 
 
 def run_once(
-    settings: Settings, connections: Connections, run: Run, *, dry_run: bool = False, limit: int | None = None,
-    tell: Callable[[Planned], None] = lambda _: None,
+    settings: Settings, connections: Connections, run: Run, *, dry_run: bool = False,
+    limit: int | None = None, tell: Callable[[Planned], None] = lambda _: None,
 ) -> Counts:  # fmt: skip
-    """Everything due when it begins (at most `limit` requests), in this process; safe to run twice and beside another.
+    """Everything due when it begins (at most `limit` requests), in this process; safe to run twice and beside
+    another.
 
-    A dry run (the argument's, or the run's own) tells what would go and changes nothing. The counts are added to the run's.
-    Raises Unavailable, after all else was done, when something did not answer; RunLost when the run is not ours any more.
+    A dry run (the argument's, or the run's own) tells what would go and changes nothing. The counts are added
+    to the run's. Raises Unavailable, after all else was done, when something did not answer; RunLost when the
+    run is not ours any more.
     """
     if dry_run or run.dry_run:
         counts = Counts()
@@ -84,12 +87,15 @@ def run_once(
 
 
 def run_duty(
-    settings: Settings, connections: Connections, *, scope: str = "*", dry_run: bool = False, limit: int | None = None,
+    settings: Settings, connections: Connections, *, scope: str = "*", dry_run: bool = False,
+    limit: int | None = None,
     dead_after: timedelta = DEAD_AFTER, tell: Callable[[Planned], None] = lambda _: None,
 ) -> Counts:  # fmt: skip
-    """The whole duty without an orchestrator: opens the run, works, closes it. `scope`: '*' or topics joined by commas.
+    """The whole duty without an orchestrator: opens the run, works, closes it. `scope`: '*' or topics joined
+    by commas.
 
-    Raises RunRefused while another run of the scope lives, and what `run_once` raises, after the run was closed with it.
+    Raises RunRefused while another run of the scope lives, and what `run_once` raises, after the run was
+    closed with it.
     """
     control = connect(settings, connections)
     try:
@@ -100,7 +106,11 @@ def run_duty(
         except BaseException as error:
             # What was done is already in the run's counts.
             close_run(
-                control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error)
+                control,
+                run,
+                "incomplete" if isinstance(error, Unavailable) else "failed",
+                Counts(),
+                error=str(error),
             )
             raise
         close_run(control, run, "done", counts)
@@ -121,8 +131,8 @@ def a_worker(settings: Settings, connections: Connections, run: Run) -> Iterator
             yield Worker(settings, control, judge, run)
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise StoreUnavailable(
-            f"The control database ({settings.control}) went away: {str(error).strip() or type(error).__name__}.",
-            kept="What was published is settled in its shard, or will be recorded as unknown; no request is lost.",
+            f"The control database ({settings.control}) went away: {str(error).strip() or 'no reason'}.",
+            kept="What was published is settled in its shard or will count as unknown; no request is lost.",
             next_step="Bring it back; the next run recovers and goes on.",
         ) from error
     finally:
@@ -130,7 +140,8 @@ def a_worker(settings: Settings, connections: Connections, run: Run) -> Iterator
 
 
 def now(worker: Worker) -> datetime:
-    """The control database's instant: what becomes due later belongs to the next run, so that every run ends."""
+    """The control database's instant: what becomes due later belongs to the next run, so that every run
+    ends."""
     with worker.control, worker.control.cursor() as cursor:
         cursor.execute(_SQL["clock"])
         instant: datetime = cursor.fetchone()[0]
@@ -140,8 +151,8 @@ def now(worker: Worker) -> datetime:
 def work(worker: Worker, cut: datetime, *, limit: int | None = None, first: int = 0) -> Counts:
     """Batch after batch of what was due at `cut`, until nothing is left or nothing left can be reached.
 
-    `first` is the lot to begin with, so that workers side by side begin with different ones. Raises RunLost as soon as it
-    is known; then nothing more is published.
+    `first` is the lot to begin with, so that workers side by side begin with different ones. Raises RunLost
+    as soon as it is known; then nothing more is published.
     """
     counts = Counts()
     left = limit
@@ -184,7 +195,9 @@ def plan(
                 after, left = requests[-1].request_id, None if left is None else left - len(requests)
                 decisions, judgement = judge_again(worker, lot, requests)
                 worker.miss_all(judgement.unreachable)
-                yield from (Planned(request, lot.shard, decisions[request.request_id]) for request in requests)
+                yield from (
+                    Planned(request, lot.shard, decisions[request.request_id]) for request in requests
+                )
         require_all_reachable(worker.missed)
 
 
@@ -193,7 +206,7 @@ def require_all_reachable(missed: Mapping[str, str]) -> None:
     if missed:
         raise Unavailable(
             "Not everything answered: " + "; ".join(f"{name}: {why}" for name, why in sorted(missed.items())),
-            kept="What could be sent was sent; the other requests are kept, and no send number was used twice.",
+            kept="What could be sent was sent; the other requests are kept, no send number was used twice.",
             next_step="Bring back what is named; the next run recovers and goes on.",
         )
 

@@ -1,0 +1,84 @@
+"""The resend job on Spark: partitions are workers side by side, and what goes wrong keeps its class."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstop.errors import Unavailable
+from backstop.local.ports import free_port
+from backstop.runs.spark_session import start_session
+from resend_world import OTHER, ROOT, TOPIC, World, ids, servers, world  # noqa: F401
+
+sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "include")]))
+        patch.setenv("BACKSTOP_JDBC_JAR", str(_driver()))
+        session = start_session("test of resend", "local[2]")
+        yield session
+        session.stop()
+
+
+def _driver() -> Path:
+    (jar,) = (ROOT / ".local" / "jars").glob("postgresql-*.jar")
+    return jar
+
+
+def test_partitions_share_the_work_and_send_each_number_once(world: World, spark: Any) -> None:  # noqa: F811
+    from spark_jobs.resend import run as resend
+
+    world.set("resend", to={"batch_size": 25})
+    for shard in "ab":
+        world.stubs(ids(100, shard), shard=shard)
+        world.ask(ids(100, shard), shard=shard)
+    world.stubs(ids(50), topic=OTHER)
+    world.ask(ids(50), topic=OTHER)
+    with world.run() as run:
+        counts = resend(spark, world.settings, world.connections, run)
+        ((kept,),) = world.sql("control", "SELECT counts FROM run")
+    assert counts["published"] == counts["sent"] == 250 and kept == dict(counts)
+    assert world.copies(TOPIC) == {(i, "1"): 1 for shard in "ab" for i in ids(100, shard)}
+    assert world.copies(OTHER) == {(i, "1"): 1 for i in ids(50)}
+    assert world.requests() == {"sent": 250}
+
+
+def test_a_shard_that_is_away_ends_the_job_with_its_class_and_the_others_went_out(
+    world: World,  # noqa: F811
+    spark: Any,
+) -> None:
+    from spark_jobs.resend import run as resend
+
+    for shard in "ab":
+        world.stubs([shard], shard=shard)
+        world.ask([shard], shard=shard)
+    world.urls["backstop_producer_b"] = f"postgresql://u:secret-of-b@127.0.0.1:{free_port()}/x"
+    with world.run() as run, pytest.raises(Unavailable, match="shard shop_b") as caught:
+        resend(spark, world.settings, world.connections, run)
+    assert "secret-of-b" not in str(caught.value)
+    assert world.copies() == {("a", "1"): 1}
+    assert world.requests() == {"sent": 1, "open": 1}
+
+
+def test_a_driver_that_outlives_its_run_changes_nothing(world: World, spark: Any) -> None:  # noqa: F811
+    from spark_jobs.resend import run as resend
+
+    from backstop.errors import RunLost
+
+    world.stubs(["m"])
+    world.ask(["m"])
+    with world.run() as run:
+        world.sql("control", "UPDATE duty_lease SET token = gen_random_uuid()")
+        with pytest.raises(RunLost):
+            resend(spark, world.settings, world.connections, run)
+    assert world.copies() == {} and world.requests() == {"open": 1}
