@@ -83,13 +83,11 @@ def decide(
     if action in ("leave", "accept"):
         return _decide_in_control(conn, intent)
     with Judge(settings, connections, conn) as judge:
-        plan, partial = _plan(conn, judge, settings, case, action, options)
-        if not plan.fits and not plan.done:
+        try:
+            plan, partial = _plan(conn, judge, settings, case, action, options)
+        except DecisionRefused:
             _withdraw(conn, intent)
-            raise _refused(
-                f"The decision to {action} does not fit case {case_id} as it is now: " + _first(plan.left_out),
-                f"Look again (backstop cases show {case_id}) and decide by the present state.",
-            )
+            raise
         counts = _apply_in_producers(judge, plan, action, int(options.get("more", 1)))
     return _finish(conn, settings, intent, plan, counts, partial)
 
@@ -178,6 +176,11 @@ def _plan(
                 next_step="Bring it back, then decide again.",
             )
         _plan_batch(plan, settings, action, batch, seen)
+    if not plan.fits and not plan.done:
+        raise _refused(
+            f"The decision to {action} does not fit case {case.case_id} as it is now: {_first(plan.left_out)}",
+            f"Look again (backstop cases show {case.case_id}) and decide by the present state.",
+        )
     return plan, len(chosen) < len(members)
 
 

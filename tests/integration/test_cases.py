@@ -1,0 +1,376 @@
+"""A person's part: cases are opened once, shown, decided by the present state, and closed when they are over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.cases.actions import ACTIONS, actions_for
+from backstop.cases.close import close_satisfied
+from backstop.cases.decide import Decided, decide
+from backstop.cases.look import list_cases, show
+from backstop.cases.open import open_case
+from backstop.config.connections import Connections
+from backstop.config.load import from_mapping
+from backstop.errors import DecisionRefused, StoreUnavailable
+from backstop.runs.control import connect
+from backstop.runs.run import open_run
+from control_world import SHARDS, World, servers, world  # noqa: F401
+
+
+def found(
+    world: World, kind: str, *message_ids: str, topic: str = "orders", group: str = "billing", shard: str = "shop_a",
+    evidence: dict[str, object] | None = None,
+) -> int:  # fmt: skip
+    """A run finds these deliveries, and commits."""
+    with world.conn, world.conn.cursor() as cur:
+        return open_case(
+            cur, kind=kind, topic=topic, group=group, subject="", severity="warning", summary=f"{kind} happened",
+            evidence=evidence or {}, members=[(shard, topic, i, group) for i in message_ids], run_id=None,
+        )  # fmt: skip
+
+
+def decided(world: World, case_id: int, action: str, **options: Any) -> Decided:
+    return decide(world.conn, world.settings, world.connections, case_id, action, "ann", "because", options)
+
+
+def state_of(world: World, case_id: int) -> str:
+    return str(world.control("SELECT state FROM case_file WHERE case_id = %s", (case_id,))[0][0])
+
+
+def alerts(world: World) -> list[str]:
+    return [key for (key,) in world.control("SELECT dedup_key FROM alert ORDER BY alert_id")]
+
+
+def test_one_cause_has_one_open_case_and_one_alert_however_often_it_is_found(world: World) -> None:
+    first = found(world, "exhausted", "a", "b")
+    assert found(world, "exhausted", "b", "c") == first
+    assert found(world, "exhausted", "d", group="shipping") != first
+    case, members = show(world.conn, first)
+    assert (case.state, case.members, [m.message_id for m in members]) == ("open", 3, ["a", "b", "c"])
+    assert alerts(world).count(f"case/{first}") == 1
+    assert len(alerts(world)) == 2
+
+
+def test_a_case_its_members_and_its_alert_appear_together_or_not_at_all(world: World) -> None:
+    with world.conn.cursor() as cur:
+        open_case(
+            cur, kind="backlog", topic="orders", group="billing", subject="", severity="info", summary="s", evidence={},
+            members=[("shop_a", "orders", "a", "billing")], run_id=None,
+        )  # fmt: skip
+    world.conn.rollback()
+    for table in ("case_file", "case_member", "alert"):
+        assert world.control(f"SELECT count(*) FROM {table}") == [(0,)]
+
+
+def test_every_kind_of_case_offers_actions_that_have_a_sentence(world: World) -> None:
+    check = world.control("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'case_file_kind_check'")
+    kinds = [part.split("'")[1] for part in check[0][0].split(",")]
+    assert len(kinds) == 9
+    for kind in kinds:
+        assert "leave" in actions_for(kind)
+        assert set(actions_for(kind)) <= set(ACTIONS)
+
+
+def test_a_discarded_delivery_is_voided_for_its_group_alone_and_ends_its_case(world: World) -> None:
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    done = decided(world, case_id, "discard")
+    assert done.counts["discarded"] == 1
+    verdicts = world.judge("a")
+    assert (str(verdicts["billing"].verdict), verdicts["billing"].reason) == ("VOIDED", "discarded")
+    assert str(verdicts["shipping"].verdict) == "UNSENT"
+    assert world.control("SELECT decided_by, why, case_id FROM delivery_decision") == [("ann", "because", case_id)]
+    case, _ = show(world.conn, case_id)
+    assert (case.state, case.decision, case.decided_by, case.why) == ("closed", "discard", "ann", "because")
+    assert alerts(world) == [f"case/{case_id}", f"case/{case_id}/closed"]
+
+
+def test_a_decision_that_is_repeated_changes_nothing(world: World) -> None:
+    world.stub("a")
+    case_id = found(world, "overdue", "a")
+    decided(world, case_id, "discard")
+    again = decided(world, case_id, "discard")
+    assert again.again
+    assert world.control("SELECT count(*) FROM delivery_decision") == [(1,)]
+    with pytest.raises(DecisionRefused, match="already closed"):
+        decided(world, case_id, "leave")
+
+
+def test_what_was_done_meanwhile_is_settled_and_not_discarded(world: World) -> None:
+    world.stub("done")
+    world.stub("open")
+    case_id = found(world, "overdue", "done", "open")
+    world.log("done", "billing")
+    result = decided(world, case_id, "discard")
+    assert (result.counts["discarded"], result.counts["already_done"]) == (1, 1)
+    assert world.control("SELECT message_id FROM delivery_decision") == [("open",)]
+    assert state_of(world, case_id) == "closed"
+
+
+def test_a_decision_that_fits_nothing_any_more_is_refused_in_three_parts(world: World) -> None:
+    world.stub("a")
+    world.log("a", "billing", state="CONSUMING")
+    case_id = found(world, "overdue", "a")
+    with pytest.raises(DecisionRefused) as refused:
+        decided(world, case_id, "discard")
+    assert "a consumer is working on it now" in refused.value.what
+    assert refused.value.kept == "Nothing was applied."
+    assert "decide by the present state" in refused.value.next_step
+    assert refused.value.exit_code == 6
+    case, _ = show(world.conn, case_id)
+    assert (case.state, case.decision) == ("open", None)
+
+
+def test_a_case_stays_open_for_the_deliveries_that_a_decision_did_not_fit(world: World) -> None:
+    world.stub("free")
+    world.stub("busy")
+    world.log("busy", "billing", state="CONSUMING")
+    case_id = found(world, "overdue", "free", "busy")
+    result = decided(world, case_id, "discard")
+    assert result.counts["discarded"] == 1
+    assert result.left_out == ("busy for billing: a consumer is working on it now",)
+    case, _ = show(world.conn, case_id)
+    assert (case.state, case.open_members, case.evidence["decisions"][0]["by"]) == ("open", 1, "ann")
+
+
+def test_a_person_may_decide_about_some_of_the_deliveries(world: World) -> None:
+    world.stub("a")
+    world.stub("b")
+    case_id = found(world, "overdue", "a", "b")
+    decided(world, case_id, "discard", message_ids=["b"])
+    assert world.control("SELECT message_id FROM delivery_decision") == [("b",)]
+    assert state_of(world, case_id) == "open"
+    with pytest.raises(DecisionRefused, match="Not among the open deliveries"):
+        decided(world, case_id, "discard", message_ids=["b"])
+
+
+def test_raising_the_limit_makes_an_exhausted_message_eligible_again(world: World) -> None:
+    world.stub("a", sends=4, status="exhausted")
+    assert str(world.judge("a")["billing"].verdict) == "EXHAUSTED"
+    case_id = found(world, "exhausted", "a")
+    assert decided(world, case_id, "raise", more=2).counts["raised"] == 1
+    stub = world.stub_now("a")
+    assert (stub["status"], stub["max_sends"], stub["send_count"]) == ("pending", 6, 4)
+    assert world.judge("a")["billing"].eligible
+    assert state_of(world, case_id) == "decided"
+
+
+def test_a_decision_that_crashed_after_the_producers_commit_can_be_repeated(world: World) -> None:
+    world.stub("raised", sends=4, status="exhausted")
+    world.stub("voided", sends=4, status="exhausted")
+    raising, voiding = found(world, "exhausted", "raised"), found(world, "overdue", "voided")
+    # The state after a crash: the intention stands, the producer has committed, the last transaction never came.
+    world.run("control", "UPDATE case_file SET decision = 'raise', decided_by = 'ann', why = 'because' WHERE case_id = %s", (raising,))
+    world.run(SHARDS["shop_a"], "UPDATE message_stub SET status = 'pending', max_sends = 5 WHERE message_id = 'raised'")
+    world.run(SHARDS["shop_a"], "UPDATE message_stub SET status = 'voided' WHERE message_id = 'voided'")
+    assert decided(world, raising, "raise").counts["raised"] == 1
+    assert world.stub_now("raised")["max_sends"] == 5
+    assert state_of(world, raising) == "decided"
+    assert decided(world, voiding, "void").counts["already_done"] == 1
+    assert state_of(world, voiding) == "closed"
+
+
+def test_raising_is_refused_where_it_could_not_help(world: World) -> None:
+    world.stub("refused", sends=3, refused=3, status="exhausted")
+    case_id = found(world, "refused", "refused")
+    with pytest.raises(DecisionRefused, match="raise max_refusals in the policy"):
+        decided(world, case_id, "raise")
+    world.stub("old", sends=4, status="exhausted", age="50 minutes")
+    with pytest.raises(DecisionRefused, match="older than the replay horizon"):
+        decided(world, found(world, "exhausted", "old"), "raise")
+    assert world.stub_now("old")["status"] == "exhausted"
+
+
+def test_a_voided_message_is_withdrawn_for_every_group(world: World) -> None:
+    world.stub("a", sends=4, status="exhausted", age="50 minutes")
+    billing, shipping = found(world, "exhausted", "a"), found(world, "exhausted", "a", group="shipping")
+    assert decided(world, billing, "void").counts["voided"] == 1
+    assert {str(judged.verdict) for judged in world.judge("a").values()} == {"VOIDED"}
+    assert (state_of(world, billing), state_of(world, shipping)) == ("closed", "closed")
+
+
+def test_a_message_is_not_voided_while_an_attempt_is_under_way(world: World) -> None:
+    world.stub("sending", sends=2, under_way=True)
+    world.stub("free", sends=2)
+    case_id = found(world, "overdue", "sending", "free")
+    result = decided(world, case_id, "void")
+    assert result.counts["voided"] == 1
+    assert result.left_out == ("sending: an attempt to send it is under way, or it was just confirmed",)
+    assert world.stub_now("sending")["status"] == "pending"
+    assert state_of(world, case_id) == "open"
+
+
+def test_a_resend_asks_for_the_next_number_to_this_group_alone(world: World) -> None:
+    world.stub("a", sends=2)
+    world.stub("consumed", sends=2)
+    world.log("consumed", "billing")
+    case_id = found(world, "mass_loss", "a", "consumed")
+    assert decided(world, case_id, "resend").counts["requests"] == 1
+    assert world.control("SELECT shard, message_id, send_number, groups, requested_by, state FROM resend_request") == [
+        ("shop_a", "a", 3, ["billing"], f"case {case_id}", "open")
+    ]
+    assert state_of(world, case_id) == "decided"
+    assert decided(world, case_id, "resend").again
+    assert world.control("SELECT count(*) FROM resend_request") == [(1,)]
+    # While it is on its way the same finding is no news.
+    assert found(world, "mass_loss", "a") == case_id
+    assert world.control("SELECT count(*) FROM case_file") == [(1,)]
+    world.run("control", "UPDATE resend_request SET state = 'unknown'")
+    assert found(world, "mass_loss", "a") != case_id
+
+
+def test_nothing_is_asked_for_what_may_still_come_nor_in_mode_observe(world: World) -> None:
+    world.stub("busy", sends=1)
+    world.log("busy", "billing", state="CONSUMING")
+    with pytest.raises(DecisionRefused, match="IN_PROGRESS"):
+        decided(world, found(world, "unknown", "busy"), "resend")
+    world.stub("seen", topic="refunds")
+    with pytest.raises(DecisionRefused, match="mode observe"):
+        decided(world, found(world, "unknown", "seen", topic="refunds"), "resend")
+    assert world.control("SELECT count(*) FROM resend_request") == [(0,)]
+
+
+def test_a_person_may_resend_to_a_group_that_takes_no_duplicates(world: World) -> None:
+    world.stub("a", topic="payments", sends=2)
+    world.log("a", "audit", topic="payments", state="FAILED", moved="2 minutes")
+    judged = world.judge("a", "payments")["audit"]
+    assert (str(judged.verdict), judged.eligible, judged.case_kind) == ("STALLED", False, "stalled")
+    case_id = found(world, "stalled", "a", topic="payments", group="audit")
+    assert decided(world, case_id, "resend").counts["requests"] == 1
+    assert world.control("SELECT groups, route FROM resend_request") == [(["audit"], "topic")]
+
+
+def test_what_a_person_left_opens_no_new_case_and_can_still_be_decided(world: World) -> None:
+    world.stub("a")
+    case_id = found(world, "backlog", "a")
+    assert decided(world, case_id, "leave").counts == {}
+    assert state_of(world, case_id) == "decided"
+    assert found(world, "backlog", "a") == case_id
+    assert world.control("SELECT count(*) FROM case_file") == [(1,)]
+    newer = found(world, "backlog", "a", "b")
+    assert newer != case_id
+    assert world.control("SELECT message_id FROM case_member WHERE case_id = %s", (newer,)) == [("b",)]
+    with pytest.raises(DecisionRefused, match="a newer case of the same cause is open"):
+        decided(world, case_id, "discard")
+    decided(world, newer, "leave")
+    assert decided(world, case_id, "discard").counts["discarded"] == 1
+
+
+def test_accepting_a_new_epoch_takes_only_what_the_person_was_told_of(world: World) -> None:
+    def begin_life(epoch: str) -> None:
+        world.run("control", "UPDATE queue_epoch SET present = false")
+        world.run("control", "INSERT INTO queue_epoch (broker, topic, queue_id, epoch, accepted) VALUES ('embedded', 'orders', 0, %s, false)", (epoch,))
+
+    begin_life("two")
+    case_id = found(world, "new_epoch", "a")
+    begin_life("three")
+    with pytest.raises(DecisionRefused, match="yet another life"):
+        decided(world, case_id, "accept")
+    assert world.control("SELECT bool_or(accepted) FROM queue_epoch") == [(False,)]
+    found(world, "new_epoch", "a")
+    assert decided(world, case_id, "accept").counts["accepted"] == 1
+    assert world.control("SELECT epoch FROM queue_epoch WHERE accepted") == [("three",)]
+
+
+def test_an_action_that_the_kind_does_not_offer_and_a_decision_without_reason_are_refused(world: World) -> None:
+    case_id = found(world, "backlog", "a")
+    with pytest.raises(DecisionRefused, match="cannot be decided by 'accept'"):
+        decided(world, case_id, "accept")
+    with pytest.raises(DecisionRefused, match="needs a name and a reason"):
+        decide(world.conn, world.settings, world.connections, case_id, "leave", "ann", "  ")
+    with pytest.raises(DecisionRefused, match="no case 999"):
+        decided(world, 999, "leave")
+
+
+def test_nothing_is_decided_while_the_present_state_cannot_be_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.stub("a")
+    case_id = found(world, "overdue", "a")
+    with monkeypatch.context() as away:
+        away.setenv("AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://u:p@127.0.0.1:1/none")
+        with pytest.raises(StoreUnavailable, match="billing_db"):
+            decide(world.conn, world.settings, Connections(), case_id, "discard", "ann", "because")
+    assert world.control("SELECT count(*) FROM delivery_decision") == [(0,)]
+    assert state_of(world, case_id) == "open"
+    assert decided(world, case_id, "discard").counts["discarded"] == 1
+
+
+def test_of_two_people_who_decide_at_once_only_one_finishes(world: World) -> None:
+    world.stub("a", sends=4, status="exhausted")
+    case_id = found(world, "exhausted", "a")
+    holding = psycopg2.connect(world.postgres.admin_dsn(SHARDS["shop_a"]))
+    holding.cursor().execute("SELECT 1 FROM message_stub WHERE message_id = 'a' FOR UPDATE")
+    outcome: list[object] = []
+
+    def ann() -> None:
+        own = connect(world.settings, world.connections)
+        try:
+            outcome.append(decide(own, world.settings, world.connections, case_id, "void", "ann", "first"))
+        except DecisionRefused as refused:
+            outcome.append(refused)
+        finally:
+            own.close()
+
+    thread = threading.Thread(target=ann)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not world.run(SHARDS["shop_a"], "SELECT 1 FROM pg_locks WHERE NOT granted"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    bob = decide(world.conn, world.settings, world.connections, case_id, "leave", "bob", "second")
+    holding.rollback()
+    holding.close()
+    thread.join()
+    assert bob.action == "leave"
+    assert isinstance(outcome[0], DecisionRefused)
+    assert "Somebody else" in outcome[0].what
+    case, _ = show(world.conn, case_id)
+    assert (case.decided_by, case.decision) == ("bob", "leave")
+
+
+def test_a_case_closes_by_itself_once_all_its_deliveries_are_done(world: World) -> None:
+    case_id = found(world, "overdue", "confirmed", "judged", "discarded")
+    other = found(world, "unknown", "still_open", group="shipping")
+    run = open_run(world.conn, "reconcile", "*", world.settings)
+    world.run("control", """
+        INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status, send_count, deliveries)
+        VALUES (%(run)s, 0, 'shop_a', 'orders', 'confirmed', 'pending', 'confirmed', 1, 2),
+            (%(run)s, 0, 'shop_a', 'orders', 'still_open', 'pending', 'pending', 1, 2),
+            (%(run)s, 7, 'shop_a', 'orders', 'still_open', 'pending', 'confirmed', 1, 2)""", {"run": run.run_id})  # fmt: skip
+    with world.conn, world.conn.cursor() as cur:
+        assert close_satisfied(cur, run.run_id) == 0
+    world.run("control", "INSERT INTO delivery_decision VALUES ('orders', 'discarded', 'billing', 'discard', NULL, 'ann', now(), 'x')")
+    with world.conn, world.conn.cursor() as cur:
+        assert close_satisfied(cur, run.run_id, [("orders", "judged", "billing")]) == 1
+        assert close_satisfied(cur, run.run_id) == 0
+    assert (state_of(world, case_id), state_of(world, other)) == ("closed", "open")
+    assert alerts(world).count(f"case/{case_id}/closed") == 1
+    assert [case.case_id for case in list_cases(world.conn)] == [other]
+    assert {case.case_id for case in list_cases(world.conn, state=None)} == {case_id, other}
+
+
+def test_a_delivery_that_is_open_again_opens_its_member_again(world: World) -> None:
+    case_id = found(world, "overdue", "a", "b")
+    with world.conn, world.conn.cursor() as cur:
+        close_satisfied(cur, 0, [("orders", "a", "billing")])
+    assert show(world.conn, case_id)[0].open_members == 1
+    found(world, "overdue", "a")
+    assert show(world.conn, case_id)[0].open_members == 2
+
+
+def test_ids_with_quotes_colons_and_any_script_are_decided_like_others(world: World) -> None:
+    odd = "o'ne:%s{}\"日本 ;--"
+    world.stub(odd)
+    case_id = found(world, "overdue", odd)
+    decided(world, case_id, "discard")
+    assert world.control("SELECT message_id FROM delivery_decision") == [(odd,)]
+
+
+def test_the_settings_of_this_test_are_valid() -> None:
+    from control_world import written_settings
+
+    assert from_mapping(written_settings()).topics["refunds"].mode == "observe"
