@@ -1,4 +1,5 @@
-"""What the store contract needs of a kind of database beside its adapter: a way to put rows there, and to look at them.
+"""What the store contract needs of a kind of database beside its adapter: a way to put rows there, and to
+look at them.
 
 A further adapter joins by another class with these methods, named in `WORLDS`.
 """
@@ -63,22 +64,35 @@ class PostgresWorld:
     def put_stub(self, **columns: Any) -> None:
         """A pending stub, due for an hour, unless `columns` says otherwise."""
         values = {
-            "topic": "orders", "message_id": "m-1", "content": b"content", "created_at": NOW - timedelta(days=1),
-            "next_check_at": datetime.now(UTC) - timedelta(hours=1), **columns,
-        }  # fmt: skip
+            "topic": "orders",
+            "message_id": "m-1",
+            "content": b"content",
+            "created_at": NOW - timedelta(days=1),
+            "next_check_at": datetime.now(UTC) - timedelta(hours=1),
+            **columns,
+        }
         self._insert("producer", "message_stub", values)
 
     def put_attempt(self, **columns: Any) -> None:
         values = {
-            "topic": "orders", "message_id": "m-1", "send_number": 1, "requested_by": "producer", "started_at": NOW,
-            "outcome": "unknown", **columns,
-        }  # fmt: skip
+            "topic": "orders",
+            "message_id": "m-1",
+            "send_number": 1,
+            "requested_by": "producer",
+            "started_at": NOW,
+            "outcome": "unknown",
+            **columns,
+        }
         self._insert("producer", "send_attempt", values)
 
     def put_log(self, **columns: Any) -> None:
         values = {
-            "consumer_group": "billing", "topic": "orders", "message_id": "m-1", "state": "CONSUMING", **columns,
-        }  # fmt: skip
+            "consumer_group": "billing",
+            "topic": "orders",
+            "message_id": "m-1",
+            "state": "CONSUMING",
+            **columns,
+        }
         self._insert("consumer", "consumer_log", values)
 
     def put_floor(self, group: str, floor: datetime | None) -> None:
@@ -97,7 +111,8 @@ class PostgresWorld:
 
     @contextmanager
     def without_rules(self) -> Iterator[None]:
-        """The table of logs as another program may have made it: the same columns, nothing that holds them."""
+        """The table of logs as another program may have made it: the same columns, nothing that holds
+        them."""
         self.run("consumer", "CREATE TABLE kept_aside (LIKE consumer_log INCLUDING DEFAULTS)")
         self.run("consumer", "ALTER TABLE consumer_log RENAME TO consumer_log_ruled")
         self.run("consumer", "ALTER TABLE kept_aside RENAME TO consumer_log")

@@ -1,4 +1,5 @@
-"""What every store of logs must hold: a row that is there is found, one that breaks its contract says so, silence raises."""
+"""What every store of logs must hold: a row that is there is found, one that breaks its contract says so,
+silence raises."""
 
 from __future__ import annotations
 
@@ -52,9 +53,18 @@ def store(world: PostgresWorld) -> Iterator[LogStore]:
 
 def test_logs_are_found_by_key_for_their_own_group_only(world: PostgresWorld, store: LogStore) -> None:
     owner = token()
-    world.put_log(state="CONSUMED", consumed_at=NOW, updated_at=NOW, first_received_at=NOW - MICROSECOND,
-                  owner_token=owner, lease_expires_at=NOW, attempts=3, duplicates_stopped=2, conflicts=1,
-                  last_error="why")  # fmt: skip
+    world.put_log(
+        state="CONSUMED",
+        consumed_at=NOW,
+        updated_at=NOW,
+        first_received_at=NOW - MICROSECOND,
+        owner_token=owner,
+        lease_expires_at=NOW,
+        attempts=3,
+        duplicates_stopped=2,
+        conflicts=1,
+        last_error="why",
+    )
     world.put_log(consumer_group="shipping", message_id="m-2")
     found = store.logs("billing", [KEY, Key("orders", "m-2"), Key("payments", "m-1"), KEY])
     assert set(found) == {KEY}
@@ -93,11 +103,15 @@ def test_every_state_of_the_contract_is_valid(world: PostgresWorld, store: LogSt
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"state": "DONE"}, "unknown state"), ({"state": None}, "unknown state"), ({"updated_at": None}, "updated_at"),
-        ({"state": "CONSUMED", "consumed_at": None}, "consumed_at"), ({"first_received_at": None}, "first_received_at"),
-        ({"attempts": None}, "count"), ({"duplicates_stopped": -1}, "count"),
+        ({"state": "DONE"}, "unknown state"),
+        ({"state": None}, "unknown state"),
+        ({"updated_at": None}, "updated_at"),
+        ({"state": "CONSUMED", "consumed_at": None}, "consumed_at"),
+        ({"first_received_at": None}, "first_received_at"),
+        ({"attempts": None}, "count"),
+        ({"duplicates_stopped": -1}, "count"),
     ],
-)  # fmt: skip
+)
 def test_a_row_that_breaks_its_contract_is_told_and_still_counts_as_there(
     world: PostgresWorld, store: LogStore, columns: dict[str, Any], reason: str
 ) -> None:
@@ -178,9 +192,13 @@ def test_a_store_that_does_not_answer_says_so_in_three_parts_without_its_passwor
 ) -> None:
     _, store = world.unreachable()
     asks: list[Callable[[], object]] = [
-        store.clock, lambda: store.floor("billing"), lambda: store.logs("billing", [KEY]), store.check,
-        lambda: store.received_between("billing", NOW, NOW, 1), lambda: store.highest_logged("billing", "orders"),
-    ]  # fmt: skip
+        store.clock,
+        lambda: store.floor("billing"),
+        lambda: store.logs("billing", [KEY]),
+        store.check,
+        lambda: store.received_between("billing", NOW, NOW, 1),
+        lambda: store.highest_logged("billing", "orders"),
+    ]
     for ask in asks:
         with pytest.raises(StoreUnavailable) as caught:
             ask()

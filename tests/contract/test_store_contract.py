@@ -27,9 +27,21 @@ from store_world import NOW, PASSWORD, WORLDS, PostgresWorld, token
 T = TypeVar("T")
 KEY = Key("orders", "m-1")
 ODD = [
-    "plain", "with:colon", "per%cent%(x)s", "it's", '"double"', "back\\slash", "líne\nbreak", "emoji-🚚", "{a,b}",
-    "?$1{fn}", "NULL", " ", "'); DROP TABLE message_stub; --", "\u202ertl",
-]  # fmt: skip
+    "plain",
+    "with:colon",
+    "per%cent%(x)s",
+    "it's",
+    '"double"',
+    "back\\slash",
+    "líne\nbreak",
+    "emoji-🚚",
+    "{a,b}",
+    "?$1{fn}",
+    "NULL",
+    " ",
+    "'); DROP TABLE message_stub; --",
+    "\u202ertl",
+]
 MICROSECOND = timedelta(microseconds=1)
 
 
@@ -57,9 +69,17 @@ def store(world: PostgresWorld) -> Iterator[StubStore]:
 
 def claim_of(key: Key = KEY, **changes: Any) -> Claim:
     base = Claim(
-        key=key, send_number=2, token=token(), groups=None, requested_by="request 7", attempt_seconds=120,
-        next_check_seconds=180, max_sends=5, max_refusals=20, only_when_due=True,
-    )  # fmt: skip
+        key=key,
+        send_number=2,
+        token=token(),
+        groups=None,
+        requested_by="request 7",
+        attempt_seconds=120,
+        next_check_seconds=180,
+        max_sends=5,
+        max_refusals=20,
+        only_when_due=True,
+    )
     return replace(base, **changes)
 
 
@@ -145,8 +165,16 @@ def test_a_scan_has_every_due_stub_in_exactly_one_partition(
 
 
 def test_a_scan_gives_instants_in_microseconds_and_keeps_null(world: PostgresWorld, store: StubStore) -> None:
-    world.put_stub(next_check_at=NOW, created_at=NOW - timedelta(hours=2), tag="t", queue_id=3, queue_offset=9,
-                   queue_epoch="e", send_count=1, max_sends=4)  # fmt: skip
+    world.put_stub(
+        next_check_at=NOW,
+        created_at=NOW - timedelta(hours=2),
+        tag="t",
+        queue_id=3,
+        queue_offset=9,
+        queue_epoch="e",
+        send_count=1,
+        max_sends=4,
+    )
     ((row,),) = world.read(store.scan_due(NOW, Scope(), 1))
     micros = (NOW - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND
     assert row["next_check_at"] == micros
@@ -184,8 +212,10 @@ def test_attempts_are_scanned_for_due_stubs_sent_more_than_once_one_row_a_group(
         for r in rows
     }
     assert told == {
-        ("twice", 1, None, "sent", 5), ("twice", 2, "billing", "refused", None), ("twice", 2, "it's", "refused", None),
-    }  # fmt: skip
+        ("twice", 1, None, "sent", 5),
+        ("twice", 2, "billing", "refused", None),
+        ("twice", 2, "it's", "refused", None),
+    }
 
 
 def test_no_secret_is_in_what_a_scan_shows(world: PostgresWorld, store: StubStore) -> None:
@@ -200,8 +230,13 @@ def test_no_secret_is_in_what_a_scan_shows(world: PostgresWorld, store: StubStor
 def test_ids_of_any_text_come_back_as_they_were(world: PostgresWorld, store: StubStore) -> None:
     keys = [Key(topic, message_id) for topic in ODD[:4] for message_id in ODD]
     for key in keys:
-        world.put_stub(topic=key.topic, message_id=key.message_id, headers=json.dumps({"x": key.message_id}),
-                       content=key.message_id.encode() + b"\x00\xff", ordering_key=key.topic)  # fmt: skip
+        world.put_stub(
+            topic=key.topic,
+            message_id=key.message_id,
+            headers=json.dumps({"x": key.message_id}),
+            content=key.message_id.encode() + b"\x00\xff",
+            ordering_key=key.topic,
+        )
     assert set(store.stubs(keys)) == set(keys)
     contents = store.contents(keys)
     for key in keys:
@@ -272,7 +307,8 @@ def test_of_two_claims_at_once_exactly_one_gets_each_number(world: PostgresWorld
             for status in ("confirmed", "exhausted", "voided", "no_taker")
         ],
         pytest.param(
-            {"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW, "attempted_at": NOW}, {},
+            {"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW, "attempted_at": NOW},
+            {},
             id="an attempt is under way",
         ),
         pytest.param({"send_count": 1}, {"max_sends": 1}, id="the policy's budget is used"),
@@ -280,7 +316,7 @@ def test_of_two_claims_at_once_exactly_one_gets_each_number(world: PostgresWorld
         pytest.param({"send_count": 1, "refusals": 1}, {"max_refusals": 1}, id="refused too often"),
         pytest.param({"send_count": 1, "next_check_at": NOW}, {}, id="it is not due"),
     ],
-)  # fmt: skip
+)
 def test_a_claim_hands_out_nothing_when(
     world: PostgresWorld, store: StubStore, stub: dict[str, Any], asked: dict[str, Any]
 ) -> None:
@@ -394,10 +430,14 @@ def test_of_two_settlements_at_once_one_is_taken(world: PostgresWorld, store: St
 def under_way(world: PostgresWorld, message_id: str, seconds: float) -> str:
     mine = token()
     world.put_stub(
-        message_id=message_id, send_count=2, attempt_token=mine, attempt_groups=["billing"],
-        attempt_requested_by="request 9", attempted_at=NOW,
+        message_id=message_id,
+        send_count=2,
+        attempt_token=mine,
+        attempt_groups=["billing"],
+        attempt_requested_by="request 9",
+        attempted_at=NOW,
         attempt_deadline=datetime.now(UTC) + timedelta(seconds=seconds),
-    )  # fmt: skip
+    )
     return mine
 
 
@@ -484,12 +524,18 @@ def test_a_promotion_sets_status_looks_and_when_it_was_first_seen(
         pytest.param({"send_count": 2}, {}, id="it was sent again"),
         pytest.param({"send_count": 1, "status": "exhausted"}, {}, id="its status moved"),
         pytest.param({"send_count": 1, "status": "voided"}, {"old_status": "voided"}, id="voided is final"),
-        pytest.param({"send_count": 1, "status": "confirmed"}, {"old_status": "confirmed", "new_status": "pending"},
-                     id="confirmed is final"),
-        pytest.param({"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW, "attempted_at": NOW}, {},
-                     id="an attempt is under way"),
+        pytest.param(
+            {"send_count": 1, "status": "confirmed"},
+            {"old_status": "confirmed", "new_status": "pending"},
+            id="confirmed is final",
+        ),
+        pytest.param(
+            {"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW, "attempted_at": NOW},
+            {},
+            id="an attempt is under way",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_promotion_changes_nothing_when(
     world: PostgresWorld, store: StubStore, stub: dict[str, Any], outcome: dict[str, Any]
 ) -> None:
@@ -536,8 +582,11 @@ def test_a_claim_and_a_promotion_at_once_never_both_win(world: PostgresWorld) ->
 def test_more_outcomes_than_one_statement_takes_are_all_promoted(
     world: PostgresWorld, store: StubStore
 ) -> None:
-    world.run("producer", "INSERT INTO message_stub (topic, message_id, content, next_check_at)"
-              " SELECT 'orders', 'm-' || n, '', now() FROM generate_series(1, 25000) n")  # fmt: skip
+    world.run(
+        "producer",
+        "INSERT INTO message_stub (topic, message_id, content, next_check_at)"
+        " SELECT 'orders', 'm-' || n, '', now() FROM generate_series(1, 25000) n",
+    )
     outcomes = [
         StubOutcome(Key("orders", f"m-{n}"), "pending", "confirmed", 0, None) for n in range(1, 25001)
     ]
@@ -550,9 +599,14 @@ UNDER_WAY = {"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW,
 
 @pytest.mark.parametrize(
     ("stub", "done"),
-    [({}, True), ({"status": "exhausted"}, True), ({"status": "confirmed"}, False), ({"status": "voided"}, False),
-     (UNDER_WAY, False)],
-)  # fmt: skip
+    [
+        ({}, True),
+        ({"status": "exhausted"}, True),
+        ({"status": "confirmed"}, False),
+        ({"status": "voided"}, False),
+        (UNDER_WAY, False),
+    ],
+)
 def test_only_an_open_stub_without_an_attempt_under_way_is_voided(
     world: PostgresWorld, store: StubStore, stub: dict[str, Any], done: bool
 ) -> None:
@@ -577,11 +631,14 @@ def test_a_message_is_never_voided_and_claimed_at_once(world: PostgresWorld) -> 
 @pytest.mark.parametrize(
     ("stub", "done"),
     [
-        ({"send_count": 5, "status": "exhausted"}, True), ({"send_count": 5}, True),
-        ({"send_count": 7, "status": "exhausted"}, False), ({"send_count": 8}, False),
-        ({"status": "confirmed"}, False), ({"status": "voided"}, False),
+        ({"send_count": 5, "status": "exhausted"}, True),
+        ({"send_count": 5}, True),
+        ({"send_count": 7, "status": "exhausted"}, False),
+        ({"send_count": 8}, False),
+        ({"status": "confirmed"}, False),
+        ({"status": "voided"}, False),
     ],
-)  # fmt: skip
+)
 def test_a_person_may_raise_the_budget_of_an_open_stub_above_what_was_sent(
     world: PostgresWorld, store: StubStore, stub: dict[str, Any], done: bool
 ) -> None:
@@ -606,13 +663,21 @@ def test_a_store_that_does_not_answer_says_so_in_three_parts_without_its_passwor
     store, _ = world.unreachable()
     claim = claim_of()
     asks: list[Callable[[], object]] = [
-        store.clock, lambda: store.count_due(NOW, Scope(), 1), lambda: store.scan_due(NOW, Scope(), 2),
-        lambda: store.scan_attempts(NOW, Scope(), 2), lambda: store.stubs([KEY]), lambda: store.attempts([KEY]),
-        lambda: store.contents([KEY]), lambda: store.claim([claim]),
-        lambda: store.settle([Settlement(KEY, 2, claim.token, Outcome.UNKNOWN)]), lambda: store.recover(1),
-        lambda: store.promote([StubOutcome(KEY, "pending", "confirmed", 1, None)], NOW), lambda: store.void(KEY),
-        lambda: store.raise_max_sends(KEY, 3), store.check,
-    ]  # fmt: skip
+        store.clock,
+        lambda: store.count_due(NOW, Scope(), 1),
+        lambda: store.scan_due(NOW, Scope(), 2),
+        lambda: store.scan_attempts(NOW, Scope(), 2),
+        lambda: store.stubs([KEY]),
+        lambda: store.attempts([KEY]),
+        lambda: store.contents([KEY]),
+        lambda: store.claim([claim]),
+        lambda: store.settle([Settlement(KEY, 2, claim.token, Outcome.UNKNOWN)]),
+        lambda: store.recover(1),
+        lambda: store.promote([StubOutcome(KEY, "pending", "confirmed", 1, None)], NOW),
+        lambda: store.void(KEY),
+        lambda: store.raise_max_sends(KEY, 3),
+        store.check,
+    ]
     for ask in asks:
         with pytest.raises(StoreUnavailable) as caught:
             ask()

@@ -1,4 +1,5 @@
-"""What is PostgreSQL's own about its stores: plans that follow what is due, lost and silent servers, and Spark's reader."""
+"""What is PostgreSQL's own about its stores: plans that follow what is due, lost and silent servers, and
+Spark's reader."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresWorld]
 
 @pytest.fixture(scope="module")
 def never_analysed(running: PostgresWorld) -> PostgresWorld:
-    """100,000 confirmed messages that were sent twice, and 500 due ones, half of them sent twice; no statistics."""
+    """100,000 confirmed messages that were sent twice, and 500 due ones, half of them sent twice; no
+    statistics."""
     for database, table in (
         ("producer", "message_stub"),
         ("producer", "send_attempt"),
@@ -59,8 +61,9 @@ def never_analysed(running: PostgresWorld) -> PostgresWorld:
     )
     running.run(
         "consumer",
-        "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at, queue_id, queue_offset,"
-        " queue_epoch) SELECT 'billing', 'orders', 'confirmed' || n, 'CONSUMED', now(), n %% 8, n, 'e'"
+        "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at, queue_id,"
+        " queue_offset, queue_epoch)"
+        " SELECT 'billing', 'orders', 'confirmed' || n, 'CONSUMED', now(), n %% 8, n, 'e'"
         " FROM generate_series(1, %s) n",
         (HISTORY,),
     )
@@ -81,12 +84,29 @@ def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statisti
 ) -> None:
     many = 1000
     values: dict[str, Any] = {
-        "topics": ["orders"], "message_ids": ["confirmed7"], "tokens": [str(uuid.uuid4())], "send_numbers": [2],
-        "groups": [None], "requested_by": ["r"], "attempt_seconds": [1.0], "next_check_seconds": [1.0],
-        "max_sends": [5], "max_refusals": [5], "only_when_due": [True], "outcomes": ["sent"], "brokers": ["b"],
-        "queue_ids": [0], "queue_offsets": [1], "queue_epochs": ["e"], "broker_message_ids": [None], "errors": [None],
-        "old_statuses": ["pending"], "new_statuses": ["confirmed"], "send_counts": [2], "next_looks": [None],
-    }  # fmt: skip
+        "topics": ["orders"],
+        "message_ids": ["confirmed7"],
+        "tokens": [str(uuid.uuid4())],
+        "send_numbers": [2],
+        "groups": [None],
+        "requested_by": ["r"],
+        "attempt_seconds": [1.0],
+        "next_check_seconds": [1.0],
+        "max_sends": [5],
+        "max_refusals": [5],
+        "only_when_due": [True],
+        "outcomes": ["sent"],
+        "brokers": ["b"],
+        "queue_ids": [0],
+        "queue_offsets": [1],
+        "queue_epochs": ["e"],
+        "broker_message_ids": [None],
+        "errors": [None],
+        "old_statuses": ["pending"],
+        "new_statuses": ["confirmed"],
+        "send_counts": [2],
+        "next_looks": [None],
+    }
     values = {key: value * many for key, value in values.items()} | {
         "group": "billing",
         "as_of": datetime.now(UTC),
@@ -108,7 +128,8 @@ def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statisti
 def plan_nodes(
     world: PostgresWorld, statement: str, values: Any = None, *, database: str = "producer"
 ) -> list[dict[str, Any]]:
-    """Every node of the plan; executed unless there are values (of a statement that would change something)."""
+    """Every node of the plan; executed unless there are values (of a statement that would change
+    something)."""
     how = "FORMAT JSON" if values else "ANALYZE, FORMAT JSON"
     ((plan,),) = [row.values() for row in world.run(database, f"EXPLAIN ({how}) {statement}", values)]
     waiting, nodes = [plan[0]["Plan"]], []
@@ -160,7 +181,8 @@ def test_finding_what_is_due_and_what_was_left_under_way_reads_no_history(
         assert time.monotonic() - started < 1
     nodes = plan_nodes(
         world,
-        "SELECT 1 FROM message_stub WHERE attempt_token IS NOT NULL AND attempt_deadline <= statement_timestamp()",
+        "SELECT 1 FROM message_stub WHERE attempt_token IS NOT NULL"
+        " AND attempt_deadline <= statement_timestamp()",
     )
     assert [node.get("Index Name") for node in nodes if "Index Name" in node] == ["message_stub_under_way"]
 

@@ -1,4 +1,5 @@
-"""Least privileges: each role can do its work and nothing beside it, tried as a login that has only that role."""
+"""Least privileges: each role can do its work and nothing beside it, tried as a login that has only that
+role."""
 
 from __future__ import annotations
 
@@ -65,8 +66,12 @@ def as_(server: Postgres, logins: dict[str, str], role: str, database: str) -> s
 
 
 def put_stub(server: Postgres) -> None:
-    run(server.admin_dsn("producer"), "TRUNCATE message_stub, send_attempt;"
-        " INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('orders', 'm-1', '', now())")  # fmt: skip
+    run(
+        server.admin_dsn("producer"),
+        "TRUNCATE message_stub, send_attempt;"
+        " INSERT INTO message_stub (topic, message_id, content, next_check_at)"
+        " VALUES ('orders', 'm-1', '', now())",
+    )
 
 
 def refused(url: str, statement: str) -> bool:
@@ -95,13 +100,20 @@ def test_a_duty_can_do_all_that_the_store_of_stubs_does(server: Postgres, logins
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE message_stub SET content = 'x'", "UPDATE message_stub SET headers = '{}'", "DELETE FROM message_stub",
-        "UPDATE message_stub SET message_id = 'x'", "UPDATE message_stub SET created_at = now()",
+        "UPDATE message_stub SET content = 'x'",
+        "UPDATE message_stub SET headers = '{}'",
+        "DELETE FROM message_stub",
+        "UPDATE message_stub SET message_id = 'x'",
+        "UPDATE message_stub SET created_at = now()",
         "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('t', 'x', '', now())",
-        "UPDATE send_attempt SET outcome = 'sent'", "DELETE FROM send_attempt", "TRUNCATE send_attempt",
-        "UPDATE backstop_producer_version SET version_num = 'x'", "DROP TABLE send_attempt", "CREATE TABLE x (y int)",
+        "UPDATE send_attempt SET outcome = 'sent'",
+        "DELETE FROM send_attempt",
+        "TRUNCATE send_attempt",
+        "UPDATE backstop_producer_version SET version_num = 'x'",
+        "DROP TABLE send_attempt",
+        "CREATE TABLE x (y int)",
     ],
-)  # fmt: skip
+)
 def test_a_duty_cannot_change_a_message_or_what_was_recorded(
     server: Postgres, logins: dict[str, str], statement: str
 ) -> None:
@@ -114,12 +126,30 @@ def test_the_application_can_run_the_statements_of_the_wire_contract(
     run(server.admin_dsn("producer"), "TRUNCATE message_stub, send_attempt")
     url = as_(server, logins, "backstop_app", "producer")
     values = {
-        "topics": ["orders"], "message_ids": ["m-1"], "message_keys": [None], "tags": [None], "sequences": [None],
-        "ordering_keys": [None], "headers": ["{}"], "contents": [b"x"], "content_types": ["text/plain"],
-        "deliver_at": [None], "tokens": [TOKEN], "first_check_seconds": 1, "attempt_timeout_seconds": 1,
-        "content": b"x", "topic": "orders", "message_id": "m-1", "outcomes": ["refused"], "queue_ids": [None],
-        "queue_offsets": [None], "queue_epochs": [None], "broker_message_ids": [None], "errors": ["no"], "broker": "b",
-    }  # fmt: skip
+        "topics": ["orders"],
+        "message_ids": ["m-1"],
+        "message_keys": [None],
+        "tags": [None],
+        "sequences": [None],
+        "ordering_keys": [None],
+        "headers": ["{}"],
+        "contents": [b"x"],
+        "content_types": ["text/plain"],
+        "deliver_at": [None],
+        "tokens": [TOKEN],
+        "first_check_seconds": 1,
+        "attempt_timeout_seconds": 1,
+        "content": b"x",
+        "topic": "orders",
+        "message_id": "m-1",
+        "outcomes": ["refused"],
+        "queue_ids": [None],
+        "queue_offsets": [None],
+        "queue_epochs": [None],
+        "broker_message_ids": [None],
+        "errors": ["no"],
+        "broker": "b",
+    }
     for name in ("record", "recorded_content", "look_before_send", "settle"):
         assert run(url, load("backstop.client", "queries.sql")[name], values), name
     assert run(url, "SELECT refusals FROM message_stub") == [(1,)]
@@ -128,10 +158,13 @@ def test_the_application_can_run_the_statements_of_the_wire_contract(
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE message_stub SET status = 'confirmed'", "UPDATE message_stub SET send_count = 9",
-        "DELETE FROM message_stub", "UPDATE send_attempt SET outcome = 'sent'", "UPDATE message_stub SET content = ''",
+        "UPDATE message_stub SET status = 'confirmed'",
+        "UPDATE message_stub SET send_count = 9",
+        "DELETE FROM message_stub",
+        "UPDATE send_attempt SET outcome = 'sent'",
+        "UPDATE message_stub SET content = ''",
     ],
-)  # fmt: skip
+)
 def test_the_application_cannot_decide_what_became_of_a_message(
     server: Postgres, logins: dict[str, str], statement: str
 ) -> None:
@@ -143,7 +176,10 @@ def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(
 ) -> None:
     consumer = as_(server, logins, "backstop_consumer", "consumer")
     duty = as_(server, logins, "backstop_duty", "consumer")
-    insert = "INSERT INTO consumer_log (consumer_group, topic, message_id, state) VALUES ('g', 'orders', 'm-1', 'FAILED')"
+    insert = (
+        "INSERT INTO consumer_log (consumer_group, topic, message_id, state)"
+        " VALUES ('g', 'orders', 'm-1', 'FAILED')"
+    )
     run(consumer, insert)
     run(consumer, "UPDATE consumer_log SET state = 'EXPIRED'")
     with PostgresLogs("billing_db", duty) as store:
@@ -172,7 +208,8 @@ def test_a_duty_writes_every_control_table_and_a_reader_none(
     # An identity column's sequence needs no privilege of its own.
     run(
         duty,
-        "INSERT INTO run (duty, token, policy_version, code_version) VALUES ('x', gen_random_uuid(), 'p', 'c')",
+        "INSERT INTO run (duty, token, policy_version, code_version)"
+        " VALUES ('x', gen_random_uuid(), 'p', 'c')",
     )
     assert len(run(reader, "SELECT 1 FROM run")) == 1
     assert refused(reader, "DELETE FROM run")

@@ -1,4 +1,5 @@
-"""Migrations: safe to run twice and at once, apart from a host's own, the same as their text, one with the records."""
+"""Migrations: safe to run twice and at once, apart from a host's own, the same as their text, one with the
+records."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ STRUCTURE = """
     SELECT table_name, column_name, data_type, is_nullable, column_default FROM information_schema.columns
     WHERE table_schema = 'public'
     UNION ALL SELECT tablename, indexname, indexdef, NULL, NULL FROM pg_indexes WHERE schemaname = 'public'
-    UNION ALL SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid), NULL, NULL FROM pg_constraint
-    WHERE connamespace = 'public'::regnamespace
+    UNION ALL SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid), NULL, NULL
+    FROM pg_constraint WHERE connamespace = 'public'::regnamespace
     ORDER BY 1, 2, 3
 """
 
@@ -77,8 +78,11 @@ def test_four_migrations_at_once_apply_each_revision_once(url: str) -> None:
 
 
 def test_roles_that_share_a_database_with_a_host_do_not_touch_its_versions_or_tables(url: str) -> None:
-    rows(url, "CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY);"
-              " INSERT INTO alembic_version VALUES ('host-42'); CREATE TABLE run_of_the_host (id int)")  # fmt: skip
+    rows(
+        url,
+        "CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY);"
+        " INSERT INTO alembic_version VALUES ('host-42'); CREATE TABLE run_of_the_host (id int)",
+    )
     for role in ROLES:
         migrate(url, role)
     assert rows(url, "SELECT version_num FROM alembic_version") == [("host-42",)]
@@ -131,10 +135,12 @@ def test_the_migration_of_an_owner_needs_no_superuser(server: Postgres, role: st
 @pytest.mark.parametrize(
     ("role", "table", "column", "states"),
     [
-        ("producer", "message_stub", "status", StubStatus), ("producer", "send_attempt", "outcome", Outcome),
-        ("consumer", "consumer_log", "state", LogState), ("control", "resend_request", "state", RequestState),
+        ("producer", "message_stub", "status", StubStatus),
+        ("producer", "send_attempt", "outcome", Outcome),
+        ("consumer", "consumer_log", "state", LogState),
+        ("control", "resend_request", "state", RequestState),
     ],
-)  # fmt: skip
+)
 def test_the_states_of_the_records_are_those_that_the_database_holds(
     url: str, role: str, table: str, column: str, states: type[StrEnum]
 ) -> None:

@@ -1,4 +1,5 @@
-"""What Alembic runs for a migration: everything comes from migrate.py, nothing from files or the environment."""
+"""What Alembic runs for a migration: everything comes from migrate.py, nothing from files or the
+environment."""
 
 from alembic import context
 

@@ -1,7 +1,8 @@
-"""Brings one database to the newest schema of its role, safe to run twice and at once; or prints what would be run.
+"""Brings one database to the newest schema of its role, safe to run twice and at once; or prints what would
+be run.
 
-Alembic keeps the revision in a table of our own (`backstop_<role>_version`). It runs under a login that owns the
-schema; which roles may then use the tables is for `grant`, which runs `<role>/privileges.sql`.
+Alembic keeps the revision in a table of our own (`backstop_<role>_version`). It runs under a login that owns
+the schema; which roles may then use the tables is for `grant`, which runs `<role>/privileges.sql`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('{lock}', 0))"
 def migrate(url: str, role: str) -> list[str]:
     """Apply what is missing, in one transaction; returns the revisions applied, oldest first.
 
-    Raises StoreUnavailable when the database does not answer or refuses, ConfigurationError for an unknown role.
+    Raises StoreUnavailable when the database does not answer or refuses, ConfigurationError for an unknown
+    role.
     """
     known = list(revisions(role))
     config = _config(role)
@@ -70,7 +72,8 @@ def current(url: str, role: str) -> str | None:
 
 
 def grant(url: str, role: str) -> None:
-    """Make the roles where they are missing and give each its least privileges; safe to run twice and at once.
+    """Make the roles where they are missing and give each its least privileges; safe to run twice and at
+    once.
 
     Raises StoreUnavailable when the login may not: then a DBA runs `grants_sql`.
     """

@@ -1,4 +1,5 @@
-"""Which revisions each database role has, read from the names of its SQL files: `0001_stubs.sql` is revision 0001."""
+"""Which revisions each database role has, read from the names of its SQL files: `0001_stubs.sql` is revision
+0001."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Checks that a PostgreSQL store is what the policy relies on: its schema, our privileges, and what it keeps in a crash."""
+"""Checks that a PostgreSQL store is what the policy relies on: its schema, our privileges, and what it keeps
+in a crash."""
 
 from __future__ import annotations
 
@@ -37,9 +38,11 @@ def _version(connection: PostgresConnection, role: str) -> Finding:
         return Finding(subject, True, f"revision {newest}")
     at = found[0] if found else "none"
     return Finding(
-        subject, False, f"revision {at}, but this program needs {newest}",
+        subject,
+        False,
+        f"revision {at}, but this program needs {newest}",
         f"Run `backstop migrate --role {role}`, or install the version of Backstop that made revision {at}.",
-    )  # fmt: skip
+    )
 
 
 def _privileges(connection: PostgresConnection, needs: list[Need]) -> Finding:
@@ -71,14 +74,23 @@ def _durability(connection: PostgresConnection) -> list[Finding]:
     return [
         Finding(subject, fsync == "on", f"fsync is {fsync}", "" if fsync == "on" else lost),
         Finding(
-            subject, full_pages == "on", f"full_page_writes is {full_pages}", "" if full_pages == "on" else lost
+            subject,
+            full_pages == "on",
+            f"full_page_writes is {full_pages}",
+            "" if full_pages == "on" else lost,
         ),
         Finding(
-            subject, commit != "off", f"synchronous_commit is {commit} for this login",
-            "" if commit != "off" else "Turn it on, also for the application: a crash loses its last commits.",
+            subject,
+            commit != "off",
+            f"synchronous_commit is {commit} for this login",
+            ""
+            if commit != "off"
+            else "Turn it on, also for the application: a crash loses its last commits.",
         ),
         Finding(
-            subject, not standby, "a standby" if standby else "the primary",
+            subject,
+            not standby,
+            "a standby" if standby else "the primary",
             "Name the primary in the connection." if standby else "",
         ),
-    ]  # fmt: skip
+    ]

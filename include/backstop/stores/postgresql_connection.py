@@ -1,7 +1,9 @@
-"""One lazy connection to somebody else's PostgreSQL: its primary only, never waiting for ever, open again after a loss.
+"""One lazy connection to somebody else's PostgreSQL: its primary only, never waiting for ever, open again
+after a loss.
 
-A store that does not answer raises StoreUnavailable with the store's name and never its password. That includes a
-server that is there and refuses (no privilege, no table): nothing may be decided from its silence either.
+A store that does not answer raises StoreUnavailable with the store's name and never its password. That
+includes a server that is there and refuses (no privilege, no table): nothing may be decided from
+its silence either.
 """
 
 from __future__ import annotations
@@ -33,12 +35,18 @@ GRACE = 5.0
 _TRIES = 4
 _SETTINGS = """
     SELECT set_config('TimeZone', 'UTC', false), set_config('statement_timeout', %(statement)s, false),
-        set_config('lock_timeout', %(lock)s, false), set_config('idle_in_transaction_session_timeout', %(idle)s, false)
+        set_config('lock_timeout', %(lock)s, false),
+        set_config('idle_in_transaction_session_timeout', %(idle)s, false)
 """
 _TURNED_DOWN = (
-    errors.InsufficientPrivilege, errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName,
-    errors.ReadOnlySqlTransaction, errors.InsufficientResources, errors.SystemError,
-)  # fmt: skip
+    errors.InsufficientPrivilege,
+    errors.UndefinedTable,
+    errors.UndefinedColumn,
+    errors.InvalidSchemaName,
+    errors.ReadOnlySqlTransaction,
+    errors.InsufficientResources,
+    errors.SystemError,
+)
 """The server answers, and will not do what a healthy store of this schema does."""
 
 
@@ -77,9 +85,9 @@ class PostgresConnection:
     def run(self, work: Callable[[Cursor], T]) -> T:
         """What `work` returns, committed.
 
-        `work` may be called again: after a deadlock, and when a connection that was idle turns out to be gone before
-        anything was committed. A connection lost during the commit is never repeated here: whoever owns the token
-        finds out. Raises StoreUnavailable.
+        `work` may be called again: after a deadlock, and when a connection that was idle turns out to be
+        gone before anything was committed. A connection lost during the commit is never repeated here:
+        whoever owns the token finds out. Raises StoreUnavailable.
         """
         for attempt in range(1, _TRIES + 1):
             was_open = self._connection is not None
@@ -125,7 +133,8 @@ class PostgresConnection:
 
     @contextmanager
     def _alarmed(self) -> Iterator[Connection]:
-        """The open connection; its line is cut when server and network are silent beyond every limit of theirs."""
+        """The open connection; its line is cut when server and network are silent beyond every limit of
+        theirs."""
         connection = self._open()
         cut = threading.Timer(self._statement_seconds + self._grace, _cut_line, [connection])
         cut.daemon = True
@@ -175,7 +184,8 @@ class PostgresConnection:
 
 
 def _instant(value: str | bytes | None, cursor: Cursor) -> Any:
-    """An instant, clamped to what a datetime can hold: another program's odd row must not fail the whole batch."""
+    """An instant, clamped to what a datetime can hold: another program's odd row must not fail the whole
+    batch."""
     if value is None:
         return None
     text = str(value)
@@ -196,8 +206,8 @@ NOT_A_URL = "its connection is not a URL that PostgreSQL understands"
 def read_url(url: str) -> dict[str, str] | None:
     """A URL's parameters by libpq's names; null when it is no URL that libpq would connect with.
 
-    A password with a bare `/` or `@` in it ends up in the port, host or database, which the server's errors repeat: such a
-    URL never gets as far as a connection.
+    A password with a bare `/` or `@` in it ends up in the port, host or database, which the server's errors
+    repeat: such a URL never gets as far as a connection.
     """
     try:
         parameters = {name: str(value) for name, value in parse_dsn(url).items()}

@@ -1,4 +1,5 @@
-"""Cuts what is due into ranges over the due index, as a table that Spark reads over JDBC, one partition a range."""
+"""Cuts what is due into ranges over the due index, as a table that Spark reads over JDBC, one partition a
+range."""
 
 from __future__ import annotations
 
@@ -24,9 +25,11 @@ _CARRIED = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslc
 
 
 def scan(connection: PostgresConnection, statement: str, values: Mapping[str, Any], partitions: int) -> Scan:
-    """A Scan over `statement`, which takes `values` (with `as_of`) and has a column due_at. Raises StoreUnavailable.
+    """A Scan over `statement`, which takes `values` (with `as_of`) and has a column due_at. Raises
+    StoreUnavailable.
 
-    Spark takes text, not parameters: the driver's own quoting puts the values in, on the connection they are for.
+    Spark takes text, not parameters: the driver's own quoting puts the values in, on the connection they are
+    for.
     """
 
     def render(cursor: Cursor) -> tuple[str, list[str]]:
@@ -75,8 +78,10 @@ def _jdbc_url(subject: str, parameters: Mapping[str, str]) -> str:
         for host, port in zip(hosts, ports, strict=True)
     )
     extra = {
-        "targetServerType": "primary", "connectTimeout": "10", "socketTimeout": str(_SOCKET_SECONDS),
+        "targetServerType": "primary",
+        "connectTimeout": "10",
+        "socketTimeout": str(_SOCKET_SECONDS),
         "ApplicationName": "backstop",
         **{name: parameters[libpq] for libpq, name in _CARRIED.items() if libpq in parameters},
-    }  # fmt: skip
+    }
     return f"jdbc:postgresql://{where}/{quote(parameters.get('dbname', ''), safe='')}?{urlencode(extra)}"

@@ -24,10 +24,26 @@ _ERROR_LENGTH = 2_000
 T = TypeVar("T")
 
 CHANGED = (
-    "status", "send_count", "refusals", "max_sends", "next_check_at", "broker", "queue_id", "queue_offset",
-    "queue_epoch", "broker_message_id", "first_seen_at", "judged_at", "attempted_at", "sent_at", "attempt_token",
-    "attempt_deadline", "attempt_groups", "attempt_requested_by", "updated_at",
-)  # fmt: skip
+    "status",
+    "send_count",
+    "refusals",
+    "max_sends",
+    "next_check_at",
+    "broker",
+    "queue_id",
+    "queue_offset",
+    "queue_epoch",
+    "broker_message_id",
+    "first_seen_at",
+    "judged_at",
+    "attempted_at",
+    "sent_at",
+    "attempt_token",
+    "attempt_deadline",
+    "attempt_groups",
+    "attempt_requested_by",
+    "updated_at",
+)
 """The columns of message_stub that duties write."""
 NEEDS: tuple[Need, ...] = (
     ("message_stub", None, "SELECT"),
@@ -40,8 +56,8 @@ NEEDS: tuple[Need, ...] = (
 class PostgresStubs:
     """The stubs of one producer database; see stores.protocol.StubStore.
 
-    Position and `sent_at` of a stub describe the newest number handed out: a claim empties them, and only `sent` fills
-    them. What became of earlier numbers is in send_attempt.
+    Position and `sent_at` of a stub describe the newest number handed out: a claim empties them, and only
+    `sent` fills them. What became of earlier numbers is in send_attempt.
     """
 
     def __init__(self, shard: str, url: str) -> None:
@@ -74,23 +90,49 @@ class PostgresStubs:
     def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
         return {
             Key(row[0], row[1]): Stub(
-                shard=self._shard, topic=row[0], message_id=row[1], status=row[2], send_count=row[3], refusals=row[4],
-                max_sends=row[5], next_check_at=row[6], created_at=row[7], tag=row[8], ordering_key=row[9],
-                broker=row[10], queue_id=row[11], queue_offset=row[12], queue_epoch=row[13], deliver_at=row[14],
-                first_seen_at=row[15], attempted_at=row[16], sent_at=row[17], attempt_token=row[18],
-                attempt_deadline=row[19], judged_at=row[20],
+                shard=self._shard,
+                topic=row[0],
+                message_id=row[1],
+                status=row[2],
+                send_count=row[3],
+                refusals=row[4],
+                max_sends=row[5],
+                next_check_at=row[6],
+                created_at=row[7],
+                tag=row[8],
+                ordering_key=row[9],
+                broker=row[10],
+                queue_id=row[11],
+                queue_offset=row[12],
+                queue_epoch=row[13],
+                deliver_at=row[14],
+                first_seen_at=row[15],
+                attempted_at=row[16],
+                sent_at=row[17],
+                attempt_token=row[18],
+                attempt_deadline=row[19],
+                judged_at=row[20],
             )
             for row in self._by_key("stubs", keys)
-        }  # fmt: skip
+        }
 
     def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
         found: dict[Key, list[Attempt]] = {}
         for row in self._by_key("attempts", keys):
             attempt = Attempt(
-                topic=row[0], message_id=row[1], send_number=row[2], groups=None if row[3] is None else tuple(row[3]),
-                requested_by=row[4], started_at=row[5], finished_at=row[6], outcome=row[7], queue_id=row[8],
-                queue_offset=row[9], queue_epoch=row[10], error=row[11],
-            )  # fmt: skip
+                topic=row[0],
+                message_id=row[1],
+                send_number=row[2],
+                groups=None if row[3] is None else tuple(row[3]),
+                requested_by=row[4],
+                started_at=row[5],
+                finished_at=row[6],
+                outcome=row[7],
+                queue_id=row[8],
+                queue_offset=row[9],
+                queue_epoch=row[10],
+                error=row[11],
+            )
             found.setdefault(Key(row[0], row[1]), []).append(attempt)
         return found
 
@@ -107,23 +149,38 @@ class PostgresStubs:
             raise ContractBroken(
                 "One batch claims two numbers of one message.",
                 kept="No number was handed out.",
-                next_step="Claim one number of a message at a time: the later one is free only after the earlier one.",
+                next_step="Claim one number of a message at a time: the later one is not free yet.",
             )
         if not claims:
             return set()
         rows = [
             (
-                *claim.key, claim.send_number, claim.token,
+                *claim.key,
+                claim.send_number,
+                claim.token,
                 None if claim.groups is None else json.dumps(list(claim.groups), ensure_ascii=False),
-                claim.requested_by, claim.attempt_seconds, claim.next_check_seconds, claim.max_sends,
-                claim.max_refusals, claim.only_when_due,
+                claim.requested_by,
+                claim.attempt_seconds,
+                claim.next_check_seconds,
+                claim.max_sends,
+                claim.max_refusals,
+                claim.only_when_due,
             )
             for claim in claims
-        ]  # fmt: skip
+        ]
         names = (
-            "topics", "message_ids", "send_numbers", "tokens", "groups", "requested_by", "attempt_seconds",
-            "next_check_seconds", "max_sends", "max_refusals", "only_when_due",
-        )  # fmt: skip
+            "topics",
+            "message_ids",
+            "send_numbers",
+            "tokens",
+            "groups",
+            "requested_by",
+            "attempt_seconds",
+            "next_check_seconds",
+            "max_sends",
+            "max_refusals",
+            "only_when_due",
+        )
         return self._changed("claim", columns(rows, names))
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
@@ -133,15 +190,35 @@ class PostgresStubs:
         for ended in settlements:
             # A copy that the broker did not acknowledge has no place, whatever the caller believes.
             position = ended.position if ended.outcome is Outcome.SENT else None
-            rows.append((
-                *ended.key, ended.send_number, ended.token, str(ended.outcome), ended.broker,
-                *((position.queue_id, position.offset, position.epoch) if position else (None, None, None)),
-                ended.broker_message_id, None if ended.error is None else _stored_text(ended.error),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    *ended.key,
+                    ended.send_number,
+                    ended.token,
+                    str(ended.outcome),
+                    ended.broker,
+                    *(
+                        (position.queue_id, position.offset, position.epoch)
+                        if position
+                        else (None, None, None)
+                    ),
+                    ended.broker_message_id,
+                    None if ended.error is None else _stored_text(ended.error),
+                )
+            )
         names = (
-            "topics", "message_ids", "send_numbers", "tokens", "outcomes", "brokers", "queue_ids", "queue_offsets",
-            "queue_epochs", "broker_message_ids", "errors",
-        )  # fmt: skip
+            "topics",
+            "message_ids",
+            "send_numbers",
+            "tokens",
+            "outcomes",
+            "brokers",
+            "queue_ids",
+            "queue_offsets",
+            "queue_epochs",
+            "broker_message_ids",
+            "errors",
+        )
         return self._changed("settle", columns(rows, names))
 
     def recover(self, limit: int) -> list[Key]:
