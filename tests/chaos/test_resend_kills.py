@@ -46,7 +46,7 @@ MESSAGES, BATCH = 12, 5
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_a_kill_is_repaired_by_the_next_run(world: World, boundary: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_kill_is_repaired_by_the_next_run(world: World, boundary: str, tmp_path: Path) -> None:
     world.set("resend", to={"batch_size": BATCH})
     wanted = ids(MESSAGES)
     world.stubs(wanted)
@@ -91,7 +91,7 @@ NUMBER_TAKEN_BUT_NOT_SETTLED = {
 }
 
 
-def _check(world: World, wanted: list[str]) -> None:  # noqa: F811
+def _check(world: World, wanted: list[str]) -> None:
     copies = world.copies()
     assert set(copies.values()) <= {1}, "a send number was published twice"
     for i in wanted:
@@ -165,7 +165,7 @@ class _Crash(BaseException):
     """The worker forgets everything where it stands."""
 
 
-def test_any_interleaving_of_workers_crashes_and_deadlines_keeps_the_protocol(world: World) -> None:  # noqa: F811
+def test_any_interleaving_of_workers_crashes_and_deadlines_keeps_the_protocol(world: World) -> None:
     Protocol.world = world
     run_state_machine_as_test(
         Protocol,

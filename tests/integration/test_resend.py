@@ -14,14 +14,14 @@ import pytest
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.errors import RunLost, Unavailable
 from backstop.local.ports import free_port
-from backstop.records import GROUPS_HEADER
-from backstop.resend.policy import NotNeeded, Postpone, Send
+from backstop.records import GROUPS_HEADER, Key
+from backstop.resend.policy import NotNeeded, Postpone, Send, backoff
 from backstop.resend.settle import FOR_GOOD
 from backstop.resend.work import now, plan, run_duty, run_once, work
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401
 
 
-def test_a_request_publishes_its_number_once_and_the_rows_say_so(world: World) -> None:  # noqa: F811
+def test_a_request_publishes_its_number_once_and_the_rows_say_so(world: World) -> None:
     wanted = ["plain", "ünï:%s{}'\"", "a b"]
     world.stubs(wanted)
     world.ask(wanted)
@@ -39,7 +39,7 @@ def test_a_request_publishes_its_number_once_and_the_rows_say_so(world: World) -
     assert world.resend() == {}, "done twice, nothing more"
 
 
-def test_asking_joins_an_open_request_reopens_a_closed_one_and_leaves_a_taken_one(world: World) -> None:  # noqa: F811
+def test_asking_joins_an_open_request_reopens_a_closed_one_and_leaves_a_taken_one(world: World) -> None:
     world.stubs(["m"])
     assert world.ask(["m"], groups=("billing",)) == {"requests": 1}
     assert world.ask(["m"], groups=("shipping",)) == {"joined": 1}
@@ -59,7 +59,7 @@ def test_asking_joins_an_open_request_reopens_a_closed_one_and_leaves_a_taken_on
         assert world.requests() == {state: 1}
 
 
-def test_one_call_may_ask_for_two_groups_of_one_message(world: World) -> None:  # noqa: F811
+def test_one_call_may_ask_for_two_groups_of_one_message(world: World) -> None:
     from backstop.resend.request import Ask, ask
     from backstop.runs.control import connect
 
@@ -71,7 +71,7 @@ def test_one_call_may_ask_for_two_groups_of_one_message(world: World) -> None:  
     assert world.request("m")["groups"] == ["billing", "shipping"]
 
 
-def test_two_runs_at_once_publish_nothing_twice(world: World) -> None:  # noqa: F811
+def test_two_runs_at_once_publish_nothing_twice(world: World) -> None:
     world.set("resend", to={"batch_size": 20})
     wanted = ids(240)
     world.stubs(wanted)
@@ -93,7 +93,7 @@ def test_two_runs_at_once_publish_nothing_twice(world: World) -> None:  # noqa: 
     assert sum(counts["published"] > 0 for counts in done) > 1, "they worked side by side"
 
 
-def test_a_delivery_confirmed_meanwhile_is_not_needed_and_its_number_stays_free(world: World) -> None:  # noqa: F811
+def test_a_delivery_confirmed_meanwhile_is_not_needed_and_its_number_stays_free(world: World) -> None:
     world.stubs(["both", "one"])
     world.ask(["both", "one"])
     for group in ("billing", "shipping"):
@@ -113,7 +113,7 @@ def test_a_delivery_confirmed_meanwhile_is_not_needed_and_its_number_stays_free(
     ]
 
 
-def test_what_is_not_due_is_postponed_and_not_sent(world: World) -> None:  # noqa: F811
+def test_what_is_not_due_is_postponed_and_not_sent(world: World) -> None:
     world.stubs(["m"])
     world.sql("producer_a", "UPDATE message_stub SET next_check_at = now() + interval '10 minutes'")
     world.ask(["m"])
@@ -127,7 +127,7 @@ def test_what_is_not_due_is_postponed_and_not_sent(world: World) -> None:  # noq
     assert world.copies() == {} and world.stub("m")["send_count"] == 0
 
 
-def test_a_number_that_is_gone_is_superseded(world: World) -> None:  # noqa: F811
+def test_a_number_that_is_gone_is_superseded(world: World) -> None:
     world.stubs(["m"], send_count=1, refusals=1)
     world.ask(["m"], number=1)
     world.resend()
@@ -135,7 +135,7 @@ def test_a_number_that_is_gone_is_superseded(world: World) -> None:  # noqa: F81
     assert world.copies() == {} and world.stub("m")["send_count"] == 1
 
 
-def test_a_used_budget_stops_the_machine_at_the_verdict_and_a_person_at_the_claim(world: World) -> None:  # noqa: F811
+def test_a_used_budget_stops_the_machine_at_the_verdict_and_a_person_at_the_claim(world: World) -> None:
     for i in ("machine", "person"):
         world.stubs([i], send_count=2, max_sends=2, attempted_at="2020-01-01T00:00:00Z")
         world.sql("producer_a", """INSERT INTO send_attempt (topic, message_id, send_number, requested_by,
@@ -153,7 +153,7 @@ def test_a_used_budget_stops_the_machine_at_the_verdict_and_a_person_at_the_clai
     assert world.copies() == {} and world.stub("person")["send_count"] == 2
 
 
-def test_a_refused_message_counts_its_refusals_until_it_is_exhausted(world: World) -> None:  # noqa: F811
+def test_a_refused_message_counts_its_refusals_until_it_is_exhausted(world: World) -> None:
     with RedisStreams(world.urls["backstop_broker"]) as broker:
         broker.create_topic(TOPIC, 2, max_message_bytes=5)
     world.stubs(["m"])
@@ -174,7 +174,7 @@ def test_a_refused_message_counts_its_refusals_until_it_is_exhausted(world: Worl
     assert world.copies() == {}
 
 
-def test_a_pause_is_honoured_between_two_batches_and_resume_goes_on(world: World) -> None:  # noqa: F811
+def test_a_pause_is_honoured_between_two_batches_and_resume_goes_on(world: World) -> None:
     world.set("resend", to={"batch_size": 10})
     world.stubs(ids(30))
     world.ask(ids(30))
@@ -191,7 +191,7 @@ def test_a_pause_is_honoured_between_two_batches_and_resume_goes_on(world: World
     assert set(world.copies().values()) == {1}
 
 
-def test_a_topic_in_mode_observe_and_topics_out_of_scope_send_nothing(world: World) -> None:  # noqa: F811
+def test_a_topic_in_mode_observe_and_topics_out_of_scope_send_nothing(world: World) -> None:
     for topic in (TOPIC, OTHER):
         world.stubs(["m"], topic=topic)
         world.ask(["m"], topic=topic)
@@ -201,7 +201,7 @@ def test_a_topic_in_mode_observe_and_topics_out_of_scope_send_nothing(world: Wor
     assert world.copies(TOPIC) == {} and world.copies(OTHER) == {("m", "1"): 1}
 
 
-def test_a_route_through_a_group_that_takes_no_duplicates_is_closed_as_no_route(world: World) -> None:  # noqa: F811
+def test_a_route_through_a_group_that_takes_no_duplicates_is_closed_as_no_route(world: World) -> None:
     world.set("groups", "shipping", "duplicates", to="no")
     world.stubs(["m"])
     world.ask(["m"], groups=("billing",))
@@ -211,7 +211,7 @@ def test_a_route_through_a_group_that_takes_no_duplicates_is_closed_as_no_route(
     assert world.copies() == {}
 
 
-def test_the_rate_limit_holds_across_workers(world: World) -> None:  # noqa: F811
+def test_the_rate_limit_holds_across_workers(world: World) -> None:
     rate = 40
     world.set("policy", "rate_limit", to=rate)
     wanted = ids(160)
@@ -244,7 +244,7 @@ def test_the_rate_limit_holds_across_workers(world: World) -> None:  # noqa: F81
         assert sum(start <= at < start + 2 for at in starts) <= 3 * rate
 
 
-def test_a_dry_run_lists_what_would_go_and_changes_nothing(world: World) -> None:  # noqa: F811
+def test_a_dry_run_lists_what_would_go_and_changes_nothing(world: World) -> None:
     world.stubs(["send", "done", "wait"])
     world.sql(
         "producer_a",
@@ -269,7 +269,7 @@ def test_a_dry_run_lists_what_would_go_and_changes_nothing(world: World) -> None
     assert world.copies() == {} and world.stub("send")["send_count"] == 0
 
 
-def test_an_id_on_two_shards_is_never_sent_and_says_why(world: World) -> None:  # noqa: F811
+def test_an_id_on_two_shards_is_never_sent_and_says_why(world: World) -> None:
     world.stubs(["m"], shard="a")
     world.stubs(["m"], shard="b")
     world.ask(["m"])
@@ -279,7 +279,7 @@ def test_an_id_on_two_shards_is_never_sent_and_says_why(world: World) -> None:  
     assert world.copies() == {}
 
 
-def test_an_unreachable_shard_keeps_its_requests_and_the_others_go_out(world: World) -> None:  # noqa: F811
+def test_an_unreachable_shard_keeps_its_requests_and_the_others_go_out(world: World) -> None:
     world.stubs(["a1"], shard="a")
     world.stubs(["b1"], shard="b")
     world.ask(["a1"], shard="a")
@@ -298,7 +298,7 @@ def test_an_unreachable_shard_keeps_its_requests_and_the_others_go_out(world: Wo
     assert world.copies() == {("a1", "1"): 1, ("b1", "1"): 1}
 
 
-def test_a_broker_that_is_away_uses_up_no_number(world: World) -> None:  # noqa: F811
+def test_a_broker_that_is_away_uses_up_no_number(world: World) -> None:
     world.stubs(["m"])
     world.ask(["m"])
     good = world.urls["backstop_broker"]
@@ -310,7 +310,7 @@ def test_a_broker_that_is_away_uses_up_no_number(world: World) -> None:  # noqa:
     assert world.resend()["sent"] == 1
 
 
-def test_a_consumer_database_that_is_away_postpones_what_it_could_tell(world: World) -> None:  # noqa: F811
+def test_a_consumer_database_that_is_away_postpones_what_it_could_tell(world: World) -> None:
     world.stubs(["m"])
     world.ask(["m"])
     world.urls["backstop_consumer_billing"] = f"postgresql://u:p@127.0.0.1:{free_port()}/x"
@@ -322,7 +322,7 @@ def test_a_consumer_database_that_is_away_postpones_what_it_could_tell(world: Wo
 
 
 @pytest.mark.parametrize("moment", ["stubs after", "claim before", "contents after"])
-def test_a_worker_whose_run_was_closed_publishes_nothing_more(world: World, moment: str) -> None:  # noqa: F811
+def test_a_worker_whose_run_was_closed_publishes_nothing_more(world: World, moment: str) -> None:
     world.stubs(["m"])
     world.ask(["m"])
 
@@ -342,7 +342,7 @@ def test_a_worker_whose_run_was_closed_publishes_nothing_more(world: World, mome
 
 @pytest.mark.parametrize("moment", ["claim before", "contents before"])
 def test_a_zombie_whose_claim_ran_out_publishes_nothing(
-    world: World,  # noqa: F811
+    world: World,
     moment: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -368,7 +368,7 @@ def test_a_zombie_whose_claim_ran_out_publishes_nothing(
     assert world.requests() == ({"sent": 1} if moment == "claim before" else {"unknown": 1})
 
 
-def test_a_zombie_whose_own_clock_stood_still_is_stopped_by_the_send_number(world: World) -> None:  # noqa: F811
+def test_a_zombie_whose_own_clock_stood_still_is_stopped_by_the_send_number(world: World) -> None:
     world.stubs(["m"])
     world.ask(["m"])
 
@@ -383,7 +383,7 @@ def test_a_zombie_whose_own_clock_stood_still_is_stopped_by_the_send_number(worl
     assert world.requests() == {"sent": 1}, "and it does not touch the request that is not its own any more"
 
 
-def test_an_attempt_recovered_while_it_was_settled_counts_as_unknown(world: World) -> None:  # noqa: F811
+def test_an_attempt_recovered_while_it_was_settled_counts_as_unknown(world: World) -> None:
     world.stubs(["m"])
     world.ask(["m"])
 
@@ -399,7 +399,7 @@ def test_an_attempt_recovered_while_it_was_settled_counts_as_unknown(world: Worl
     assert found["state"] == "unknown" and "too late" in found["error"]
 
 
-def test_backoff_and_the_lag_of_the_slowest_group_set_the_next_look(world: World) -> None:  # noqa: F811
+def test_backoff_and_the_lag_of_the_slowest_group_set_the_next_look(world: World) -> None:
     world.stubs(["m"])
     world.ask(["m"])
     with world.run(duty="reconcile") as run:
@@ -414,8 +414,10 @@ def test_backoff_and_the_lag_of_the_slowest_group_set_the_next_look(world: World
                     passed_until, recorded_at, run_id) VALUES (%s, 'embedded', %s, 0, 'e', {at}, now(),
                     '2026-01-01T00:00:0{seconds}Z', %s)""", values)  # fmt: skip
     world.resend()
-    # 60 messages at 10 a second, after a backoff of 3 s and its jitter of up to a fifth.
+    # 60 messages at 10 a second, after the first backoff.
+    policy = world.settings.policy_for(TOPIC)
+    expected = backoff(1, Key(TOPIC, "m"), policy).total_seconds() + 6
     ((wait,),) = world.sql(
         "producer_a", "SELECT extract(epoch FROM next_check_at - attempted_at)::float8 FROM message_stub"
     )
-    assert 9.0 <= wait <= 9.6
+    assert policy.backoff_base.total_seconds() + 6 <= wait == pytest.approx(expected, abs=0.001)

@@ -35,7 +35,7 @@ def _driver() -> Path:
     return jar
 
 
-def test_partitions_share_the_work_and_send_each_number_once(world: World, spark: Any) -> None:  # noqa: F811
+def test_partitions_share_the_work_and_send_each_number_once(world: World, spark: Any) -> None:
     from spark_jobs.resend import run as resend
 
     world.set("resend", to={"batch_size": 25})
@@ -54,7 +54,7 @@ def test_partitions_share_the_work_and_send_each_number_once(world: World, spark
 
 
 def test_a_shard_that_is_away_ends_the_job_with_its_class_and_the_others_went_out(
-    world: World,  # noqa: F811
+    world: World,
     spark: Any,
 ) -> None:
     from spark_jobs.resend import run as resend
@@ -70,7 +70,7 @@ def test_a_shard_that_is_away_ends_the_job_with_its_class_and_the_others_went_ou
     assert world.requests() == {"sent": 1, "open": 1}
 
 
-def test_a_driver_that_outlives_its_run_changes_nothing(world: World, spark: Any) -> None:  # noqa: F811
+def test_a_driver_that_outlives_its_run_changes_nothing(world: World, spark: Any) -> None:
     from spark_jobs.resend import run as resend
 
     from backstop.errors import RunLost
