@@ -1,4 +1,4 @@
-"""The checker agrees with a world in which everything came out right, and with none in which one thing did not."""
+"""The checker agrees when everything came out right, and with no world in which one thing did not."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from backstop.named_sql import load
 
 SCHEMA = Path(__file__).resolve().parents[2] / "include" / "backstop" / "schema"
 CHECKER = Path(__file__).resolve().parents[2] / "include" / "backstop" / "local" / "checker.py"
-ROLES = {"control": "control", "shop_a": "producer", "shop_b": "producer", "billing": "consumer", "shipping": "consumer"}
 SHARDS, GROUPS = ("shop_a", "shop_b"), ("billing", "shipping")
+ROLES = {"control": "control", **dict.fromkeys(SHARDS, "producer"), **dict.fromkeys(GROUPS, "consumer")}
 TABLES = {
-    "control": "resend_request, case_member, alert, case_file, verdict, verdict_count, quarantine, data_check, run",
+    "control": "resend_request, case_member, alert, case_file, verdict, verdict_count, quarantine, data_check,"
+    " run",
     "producer": "business_order, send_attempt, message_stub",
     "consumer": "effect, consumer_log",
 }
@@ -30,7 +31,7 @@ BUSINESS = load("backstop.local", "business.sql")
 
 
 class World:
-    """A small shop after a demo: five plain messages, one lost and repaired, one refused, one of a mass loss."""
+    """A small shop after a demo: five plain messages, one lost and repaired, one refused, one mass loss."""
 
     def __init__(self, postgres: Postgres, folder: Path) -> None:
         self.urls = {name: postgres.admin_dsn(f"shop_{name}") for name in ROLES}
@@ -61,7 +62,9 @@ class World:
         assert done.returncode in (0, 1), done.stderr
         return done.returncode, json.loads(done.stdout)
 
-    def message(self, shard: str, number: int, topic: str, message_id: str, status: str = "confirmed") -> None:
+    def message(
+        self, shard: str, number: int, topic: str, message_id: str, status: str = "confirmed"
+    ) -> None:
         self.sql(shard, "INSERT INTO business_order VALUES (%s, %s, %s, 1)", number, topic, message_id)
         self.sql(
             shard,
@@ -85,14 +88,15 @@ class World:
     def verdict(self, topic: str, message_id: str, group: str, verdict: str) -> None:
         self.sql(
             "control",
-            "INSERT INTO verdict (run_id, shard, topic, message_id, consumer_group, verdict, reason, eligible, send_count,"
-            " evidence) SELECT max(run_id), 'shop_a', %s, %s, %s, %s, 'r', true, 1, '{}' FROM run",
+            "INSERT INTO verdict (run_id, shard, topic, message_id, consumer_group, verdict, reason, eligible,"
+            " send_count, evidence) SELECT max(run_id), 'shop_a', %s, %s, %s, %s, 'r', true, 1, '{}' FROM run",
             topic, message_id, group, verdict,
         )  # fmt: skip
         self.sql(
             "control",
             "INSERT INTO verdict_count SELECT max(run_id), %s, %s, %s, 1, 1, 0 FROM run ON CONFLICT"
-            " (run_id, topic, consumer_group, verdict) DO UPDATE SET deliveries = verdict_count.deliveries + 1",
+            " (run_id, topic, consumer_group, verdict)"
+            " DO UPDATE SET deliveries = verdict_count.deliveries + 1",
             topic, group, verdict,
         )  # fmt: skip
 
@@ -100,8 +104,10 @@ class World:
         self.sql(
             "control",
             "WITH c AS (INSERT INTO case_file (kind, topic, summary) VALUES (%s, %s, 's') RETURNING case_id),"
-            " m AS (INSERT INTO case_member (case_id, shard, topic, message_id) SELECT case_id, 'shop_a', %s, %s FROM c)"
-            " INSERT INTO alert (case_id, dedup_key, severity, title, body) SELECT case_id, %s, 'info', 't', 'b' FROM c",
+            " m AS (INSERT INTO case_member (case_id, shard, topic, message_id)"
+            "       SELECT case_id, 'shop_a', %s, %s FROM c)"
+            " INSERT INTO alert (case_id, dedup_key, severity, title, body)"
+            " SELECT case_id, %s, 'info', 't', 'b' FROM c",
             kind, topic, topic, message_id, kind + message_id,
         )  # fmt: skip
 
@@ -204,7 +210,9 @@ BROKEN: dict[str, tuple[str, Break]] = {
     ),
     "one stub is unaccounted for": (
         "stub unaccounted for",
-        lambda w: w.sql("shop_a", "UPDATE message_stub SET status = 'pending' WHERE message_id LIKE 'plain:2%%'"),
+        lambda w: w.sql(
+            "shop_a", "UPDATE message_stub SET status = 'pending' WHERE message_id LIKE 'plain:2%%'"
+        ),
     ),
     "an exhausted stub has no case": (
         "stub unaccounted for",
@@ -267,6 +275,7 @@ def test_it_imports_nothing_of_backstop() -> None:
     }  # fmt: skip
     assert imported - set(sys.stdlib_module_names) == {"psycopg2"}
     # And nothing does so for it: isolated, with whatever it pulls in.
-    code = f"import runpy, sys; runpy.run_path({str(CHECKER)!r}); print([m for m in sys.modules if 'backstop' in m])"
+    ours = "[name for name in sys.modules if name.startswith('backstop')]"
+    code = f"import runpy, sys; runpy.run_path({str(CHECKER)!r}); print({ours})"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -92,10 +92,8 @@ def verdicts(told: Mapping[str, Any], stubs: Mapping[str, int]) -> str:
     lines.append(["= deliveries", str(told["deliveries"]) + ("" if told["adds_up"] else "  DOES NOT ADD UP")])
     every_run = ", ".join(f"{verdict} {count}" for verdict, count in told["all_runs"].items())
     standing = ", ".join(f"{count} {place}" for place, count in stubs.items())
-    return "\n".join(
-        [table("Where every delivery stands", ["verdict", "deliveries"], lines), *fold(f"Given by all runs: {every_run}."),
-         *fold(f"Stubs: {standing}.")]
-    )  # fmt: skip
+    drawn = table("Where every delivery stands", ["verdict", "deliveries"], lines)
+    return "\n".join([drawn, *fold(f"Given by all runs: {every_run}."), *fold(f"Stubs: {standing}.")])
 
 
 def resends(told: Mapping[str, Any], requests: Mapping[str, int]) -> str:
@@ -110,17 +108,12 @@ def resends(told: Mapping[str, Any], requests: Mapping[str, int]) -> str:
 
 
 def cases(told: Sequence[Mapping[str, Any]]) -> str:
-    lines = [
-        [one["kind"], one["topic"], one["consumer_group"], one["state"], str(one["members"])] for one in told
-    ]
+    lines = [[one["kind"], one["topic"], one["consumer_group"], one["state"], str(one["members"])] for one in told]
     return table("Cases for a person", ["kind", "topic", "group", "state", "messages"], lines)
 
 
 def data_checks(told: Mapping[str, Any]) -> str:
-    lines = [
-        [suite, str(one["passed"]), str(one["failed"]), str(one["expectations"])]
-        for suite, one in told.items()
-    ]
+    lines = [[suite, str(one["passed"]), str(one["failed"]), str(one["expectations"])] for suite, one in told.items()]
     return table("Data checks", ["suite", "passed", "failed", "expectations"], lines)
 
 

@@ -1,4 +1,4 @@
-"""`make demo`: the main job on real traffic with real faults, under a live Airflow, ending with a page of accounting."""
+"""`make demo`: the main job on real traffic with real faults, under a live Airflow; ends with an accounting."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ def tell(stage: Stage, messages: int) -> dict[str, Any]:
         report = run_checker(stage.write_places(), stage.ledger.folder)
     report["runs"] = {
         f"{duty} {state}": count
-        for duty, state, count in change(
-            stage.control, "SELECT duty, state, count(*) FROM run GROUP BY 1, 2 ORDER BY 1, 2", ()
-        )
+        for duty, state, count in change(stage.control, "SELECT duty, state, count(*) FROM run GROUP BY 1, 2 ORDER BY 1, 2", ())
     }
     return report
 

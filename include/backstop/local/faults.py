@@ -1,4 +1,4 @@
-"""Break things on purpose, exactly: each function writes into the ledger what it really did, no more and no less.
+"""Break things on purpose, exactly: each function writes into the ledger what it really did, no more, no less.
 
 Broker faults go to the server by its own commands, store faults by SQL, as a careless hand or a crash would.
 """
@@ -21,7 +21,7 @@ from backstop.local.ledger import Key, Ledger
 from backstop.local.workers import demo_broken
 from backstop.records import ID_HEADER, SEND_HEADER
 
-# KEYS 1 stream | ARGV 1.. ids of entries. One script, so that no entry is delivered between the look and the deletion.
+# KEYS 1 stream | ARGV 1.. ids of entries. One script, so that nothing is delivered between look and deletion.
 LOSE = """
 local delivered = 0
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
@@ -39,7 +39,7 @@ for _, id in ipairs(ARGV) do
 end
 return gone
 """
-# KEYS 1 stream | ARGV 1 group, 2 id. Moves the group to the id, and tells what it will never see, only if it is ahead.
+# KEYS 1 stream | ARGV 1 group, 2 id. Moves the group to an id ahead of it, and tells what it will never see.
 SKIP = """
 local delivered = '0-0'
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
@@ -71,7 +71,7 @@ class BrokerFaults:
         self._server.close()
 
     def consumers_login(self) -> str:
-        """Makes the consumers' own login, so that what producers are forbidden does not touch them; its URL."""
+        """Makes the consumers' own login, so that what producers are forbidden does not touch them: its URL."""
         password = secrets.token_urlsafe(24)
         self._server.acl_setuser(
             "consumers", enabled=True, reset=True, passwords=[f"+{password}"], keys=["*"], channels=["*"],
@@ -82,7 +82,7 @@ class BrokerFaults:
         return urlunsplit((parts.scheme, address, parts.path, "", ""))
 
     def refuse(self, topic: str, topics: Collection[str]) -> None:
-        """From now on the login of producers and of Backstop may look at `topic` but store nothing in it (NOPERM)."""
+        """From now on the login of producers and of Backstop may look at `topic`, and store nothing in it."""
         allowed = [f"~{self._keys.topic(other).removesuffix('topic')}*" for other in topics if other != topic]
         self._server.execute_command(
             "ACL",
@@ -107,9 +107,7 @@ class BrokerFaults:
             gone = self._server.eval(LOSE, 1, self._keys.stream(topic, queue), *chosen) if chosen else []
             lost += [(topic, entries[entry]) for entry in gone]
         if not lost:
-            raise demo_broken(
-                f"No entry of {topic} could be lost: all were delivered already.", "Run the demo again."
-            )
+            raise demo_broken(f"No entry of {topic} could be lost: all were delivered already.", "Run the demo again.")
         self._ledger.append(fault, lost)
         return lost
 
@@ -164,11 +162,12 @@ def read_entry(fields: Any) -> tuple[str, int]:
 
 
 def delete_logs(dsn: str, group: str, keys: Sequence[Key], ledger: Ledger, fault: str) -> None:
-    """By hand, in the consumer's own database: logs of work that was done. Only what was there goes into the ledger."""
+    """By hand, in the consumer's own database: logs of work that was done. What was there is in the ledger."""
     deleted = change(
         dsn,
         "DELETE FROM consumer_log WHERE consumer_group = %s AND state = 'CONSUMED'"
-        " AND (topic, message_id) IN (SELECT * FROM unnest(%s::text[], %s::text[])) RETURNING topic, message_id",
+        " AND (topic, message_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))"
+        " RETURNING topic, message_id",
         (group, [topic for topic, _ in keys], [message_id for _, message_id in keys]),
     )
     ledger.append(fault, [(topic, message_id) for topic, message_id in deleted], consumer_group=group)
@@ -180,7 +179,8 @@ def break_logs(dsn: str, group: str, keys: Sequence[Key], ledger: Ledger, fault:
     broken = change(
         dsn,
         "UPDATE consumer_log SET consumed_at = NULL WHERE consumer_group = %s AND state = 'CONSUMED'"
-        " AND (topic, message_id) IN (SELECT * FROM unnest(%s::text[], %s::text[])) RETURNING topic, message_id",
+        " AND (topic, message_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))"
+        " RETURNING topic, message_id",
         (group, [topic for topic, _ in keys], [message_id for _, message_id in keys]),
     )
     ledger.append(
@@ -217,9 +217,7 @@ def allow(admin_dsn: str, database: str, allowed: bool) -> None:
     try:
         with connection.cursor() as cursor:
             cursor.execute(
-                sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format(
-                    sql.Identifier(database), sql.Literal(allowed)
-                )
+                sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format(sql.Identifier(database), sql.Literal(allowed))
             )
             if not allowed:
                 cursor.execute(

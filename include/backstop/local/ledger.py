@@ -16,14 +16,12 @@ Key = tuple[str, str]
 
 
 class Ledger:
-    """A folder of `<fault>.jsonl`. Several processes may append at once: one call is one write, and synced."""
+    """A folder of `<fault>.jsonl`. Several processes may append at once: one call is one synced write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def append(
-        self, fault: str, keys: Iterable[Key], *, consumer_group: str | None = None, detail: str | None = None
-    ) -> None:
+    def append(self, fault: str, keys: Iterable[Key], *, consumer_group: str | None = None, detail: str | None = None) -> None:
         """`consumer_group`: the one group that the fault hits; None: all of them."""
         now = datetime.now(UTC).isoformat()
         lines = [

@@ -1,4 +1,4 @@
-"""Make an embedded platform's databases and broker ready: migrations, privileges, topics and groups. Safe to do twice."""
+"""Make an embedded platform's databases and broker ready: migrations, topics and groups. Safe to do twice."""
 
 from __future__ import annotations
 

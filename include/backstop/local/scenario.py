@@ -1,7 +1,7 @@
 """The demo's story, step by step: ordinary traffic, and in the middle of it each fault once.
 
-Small numbers, always the same: what is found must be all of them. What a repair has to send again stays below the blast
-radius' floor, except in the step that is about the blast radius.
+Small numbers, always the same: what is found must be all of them. What a repair has to send again stays below
+the blast radius' floor, except in the step that is about the blast radius.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST_MESSAGES = 300
 CRASHES, LOST, SKIPPED, KILLED, REFUSED, BROKEN = 4, 5, 5, 2, 5, 2
 SLOW, AWAY, PAYMENTS, DELETED, BURST = 20, 10, 60, 40, 24
 NOT_YET = 600.0
-"""Seconds: Backstop looks at these stubs only when the fault has been made; the injector sets the time then."""
+"""Seconds: Backstop looks at these stubs when the fault has been made; the injector sets the time then."""
 SLOW_RUNS = 2
 """Reconcile runs that a slow group is seen by without a resend."""
 RUN_SECONDS = 900.0
@@ -121,7 +121,7 @@ def break_rows(stage: Stage) -> None:
 
 
 def lose_many_logs(stage: Stage) -> None:
-    """Most of a topic's logs of one group vanish, work done, above the floor: it looks like a mass loss of messages."""
+    """Most of a topic's logs of one group vanish, work done, above the floor: it looks like a mass loss."""
     ids = stage.producers["shop_a"].make("payments", PAYMENTS, first_check=NOT_YET, tell=True)
     keys: list[Key] = [("payments", message_id) for message_id in ids]
     for group in stage.groups:
@@ -133,7 +133,7 @@ def lose_many_logs(stage: Stage) -> None:
 
 
 def slow_group_and_store_away(stage: Stage) -> None:
-    """Shipping stands still for several runs; meanwhile billing's database is away, its work done and not yet confirmed."""
+    """Shipping stands still for several runs; meanwhile billing's database is away, its work not yet confirmed."""
     stage.groups["shipping"].pause()
     begun = stage.now()
     stage.producers["shop_b"].make("orders", SLOW, fault="slow_group", consumer_group="shipping")
@@ -147,11 +147,11 @@ def slow_group_and_store_away(stage: Stage) -> None:
     with store_away(stage.platform.postgres.admin_dsn(), database):
         make_due_at_once(list(stage.shards.values()), keys)
         wait_for(
-            "A run that could not read billing's logs", lambda: stage.unread("billing", keys) == AWAY, RUN_SECONDS,
-            lambda: f"{AWAY - stage.unread('billing', keys)} messages without that verdict",
+            "A run that could not read billing's logs", lambda: stage.unread("billing", keys) == AWAY,
+            RUN_SECONDS, lambda: f"{AWAY - stage.unread('billing', keys)} messages without that verdict",
         )  # fmt: skip
     wait_for(
-        "Several runs while shipping stood still", lambda: stage.judged_since(begun) >= SLOW_RUNS, 2 * RUN_SECONDS,
-        lambda: f"{stage.judged_since(begun)} of {SLOW_RUNS} runs",
+        "Several runs while shipping stood still", lambda: stage.judged_since(begun) >= SLOW_RUNS,
+        2 * RUN_SECONDS, lambda: f"{stage.judged_since(begun)} of {SLOW_RUNS} runs",
     )  # fmt: skip
     stage.groups["shipping"].resume()

@@ -11,7 +11,7 @@ DUTIES = ("reconcile", "resend")
 
 
 def wait_until_quiet(stage: Stage, seconds: float) -> None:
-    """Every stub confirmed, voided, exhausted with a case, held by an open case or quarantined; no open request."""
+    """Every stub is confirmed, voided, held by an open case or quarantined, and no request is open."""
     wait_for("Quiet", lambda: not still_open(stage), seconds, lambda: str(still_open(stage)), every=1.0)
 
 
@@ -21,7 +21,8 @@ def still_open(stage: Stage) -> dict[str, int]:
     asked = set(
         change(
             stage.control,
-            "SELECT m.topic, m.message_id FROM case_member m JOIN case_file c USING (case_id) WHERE c.state = 'open'"
+            "SELECT m.topic, m.message_id FROM case_member m JOIN case_file c USING (case_id)"
+            " WHERE c.state = 'open'"
             " UNION SELECT topic, message_id FROM quarantine WHERE message_id IS NOT NULL",
             (),
         )
@@ -36,9 +37,7 @@ def still_open(stage: Stage) -> dict[str, int]:
         for topic, message_id, status in stubs:
             if (topic, message_id) not in asked:
                 found[f"{status} stubs of {shard}"] = found.get(f"{status} stubs of {shard}", 0) + 1
-    [(requests,)] = change(
-        stage.control, "SELECT count(*) FROM resend_request WHERE state IN ('open', 'claimed')", ()
-    )
+    [(requests,)] = change(stage.control, "SELECT count(*) FROM resend_request WHERE state IN ('open', 'claimed')", ())
     if requests:
         found["resend requests"] = int(requests)
     return found

@@ -25,7 +25,7 @@ BROKER = "embedded"
 
 
 class Stage:
-    """One demo's processes over a running platform. `folder` gets logs, private files, the ledger and places.json."""
+    """One demo's processes over a running platform. `folder` gets logs, private files, ledger and places.json."""
 
     def __init__(self, platform: Platform, folder: Path, seed: int) -> None:
         self.platform = platform
@@ -37,6 +37,7 @@ class Stage:
         self.broker_faults = BrokerFaults(self.urls["backstop_broker"], self.ledger)
         processes = folder / "processes"
         processes.mkdir(parents=True, exist_ok=True)
+        broker = self.urls["backstop_broker"]
         shared = self._shared(seed)
         self.shards = {name: self.urls[shard.connection] for name, shard in self.settings.producers.items()}
         self.stores = {
@@ -48,7 +49,7 @@ class Stage:
         self.producers = {
             shard: ProducerProcess(
                 f"producer-{shard}",
-                {**shared, "shard": shard, "database": url, "broker": self.urls["backstop_broker"]}, processes,
+                {**shared, "shard": shard, "database": url, "broker": broker}, processes,
             )
             for shard, url in self.shards.items()
         }  # fmt: skip
@@ -76,7 +77,8 @@ class Stage:
             "broker_name": BROKER,
             # A producer gives up a send before the time is over in which Backstop takes it for under way.
             "broker_options": {
-                **self.settings.brokers[BROKER].options, "send_timeout": policy.max_send_duration.total_seconds()
+                **self.settings.brokers[BROKER].options,
+                "send_timeout": policy.max_send_duration.total_seconds(),
             },
             "policy": {name: getattr(policy, name).total_seconds() for name in named},
         }  # fmt: skip
@@ -144,9 +146,7 @@ class Stage:
             }  # fmt: skip
             return {name: lag for name, lag in lags.items() if lag}
 
-        wait_for(
-            "The end of the consumers' backlog", lambda: not open_now(), seconds, lambda: str(open_now())
-        )
+        wait_for("The end of the consumers' backlog", lambda: not open_now(), seconds, lambda: str(open_now()))
 
     def done(self, group: str, keys: Sequence[Key], seconds: float) -> None:
         """Waits until a group's effects for these messages are there."""
@@ -154,9 +154,7 @@ class Stage:
         def missing() -> set[Key]:
             self.watch()
             values: Any = {"consumer_group": group, "message_ids": [message_id for _, message_id in keys]}
-            return set(keys) - {
-                (topic, mid) for topic, mid in change(self.stores[group], _SQL["effects_of"], values)
-            }
+            return set(keys) - {(topic, mid) for topic, mid in change(self.stores[group], _SQL["effects_of"], values)}
 
         wait_for(f"The work of {group}", lambda: not missing(), seconds, lambda: f"{len(missing())} messages")
 
@@ -182,8 +180,7 @@ class Stage:
         """How many reconcile runs that began after the instant have judged, to the end."""
         [(runs,)] = change(
             self.control,
-            "SELECT count(*) FROM run WHERE duty = 'reconcile' AND stage > 0 AND state IN ('done', 'incomplete')"
-            " AND as_of > %s",
+            "SELECT count(*) FROM run WHERE duty = 'reconcile' AND stage > 0 AND state IN ('done', 'incomplete') AND as_of > %s",
             (instant,),
         )
         return int(runs)

@@ -1,7 +1,7 @@
 """One worker of a consumer group of the demo: does its work in the transaction that completes the log.
 
-A message with the header `demo-kill` that names the group kills the first worker that has it in hand, after the
-effect and before the commit.
+A message with the header `demo-kill` that names the group kills the first worker that has it in hand, after
+the effect and before the commit.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Handler:
             cursor.execute(
                 _SQL["work_done"],
                 {
-                    "consumer_group": self._group, "topic": message.topic, "message_id": message.message_id,
-                    "amount": json.loads(message.content)["amount"], "fence": work.fence, "worker": self._worker,
+                    "consumer_group": self._group, "worker": self._worker,
+                    "topic": message.topic, "message_id": message.message_id,
+                    "amount": json.loads(message.content)["amount"], "fence": work.fence,
                 },
             )  # fmt: skip
         if message.headers.get(KILL_HEADER) == self._group and message.key not in self._ledger.keys(KILLED):

@@ -1,7 +1,7 @@
-"""One producer of the demo: writes orders and their stubs in one transaction, sends, dies where it is told to.
+"""One producer of the demo: writes orders and stubs in one transaction, sends, dies where it is told to.
 
-Orders come line by line on its standard input, answers go to standard output, so that a producer whose owner is
-gone reads the end of its input and ends too. It goes on after a crash from what is in its database.
+Orders come line by line on its standard input, answers go to standard output, so that a producer whose owner
+is gone reads the end of its input and ends too. It goes on after a crash from what is in its database.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SQL = load("backstop.local", "business.sql")
 ODD = "£%:{}'\"é漢"
 """Some ids hold what breaks careless code."""
 NOT_IN_TIME = "not_sent_in_time"
-"""A producer that was too slow under load sends nothing: Backstop sends. Nobody injected it, yet it counts."""
+"""A producer that was too slow under load sends nothing: Backstop sends. Nobody injected it; it counts."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,7 @@ class Producer:
             keys: list[Key] = [one.message.key for one in recorded]
             made += [message_id for _, message_id in keys]
             if order.fault and order.die != "in_send":
-                self._ledger.append(
-                    order.fault, keys, consumer_group=order.consumer_group, detail=order.detail
-                )
+                self._ledger.append(order.fault, keys, consumer_group=order.consumer_group, detail=order.detail)
             if order.die == "before_send":
                 os.kill(os.getpid(), signal.SIGKILL)
             if order.send:
@@ -135,9 +133,7 @@ class Producer:
                 _SQL["order_placed"],
                 {"numbers": numbers, "topics": [order.topic] * size, "message_ids": ids, "amounts": amounts},
             )
-            recorded = record_many(
-                self._business, messages, policy=self._policy(order.first_check), send=order.send
-            )
+            recorded = record_many(self._business, messages, policy=self._policy(order.first_check), send=order.send)
         self._number += size
         return recorded
 
@@ -166,8 +162,7 @@ def broker_options(places: dict[str, Any]) -> dict[str, Any]:
     """The adapter's settings of backstop.yaml, for a program that does not read it."""
     options = dict(places["broker_options"])
     return {
-        name: timedelta(seconds=value) if name in ("visibility", "send_timeout") else value
-        for name, value in options.items()
+        name: timedelta(seconds=value) if name in ("visibility", "send_timeout") else value for name, value in options.items()
     }
 
 

@@ -27,7 +27,7 @@ def wait_for(
         if time.monotonic() - started > seconds:
             raise demo_broken(
                 f"{what} did not come within {seconds:.0f} s. Still open: {still_open()}",
-                "Read Airflow's logs in build/demo/platform/airflow/logs and the workers' in build/demo/processes.",
+                "Read the logs in build/demo/platform/airflow/logs and in build/demo/processes.",
             )
         time.sleep(every)
     return time.monotonic() - started

@@ -1,4 +1,4 @@
-"""The demo's own processes: start a producer or consumer, give it orders, freeze it, notice its death, end it.
+"""The demo's own processes: start a producer or consumer, give it orders, freeze it, see it die, end it.
 
 A process learns its addresses from a file of mode 0600 whose path is all that its command line shows.
 """
@@ -53,8 +53,8 @@ class Worker:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module, str(file)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE if self.answers else descriptor, stderr=descriptor,
-                start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE if self.answers else descriptor,
+                stderr=descriptor, start_new_session=True,
             )  # fmt: skip
         finally:
             os.close(descriptor)
@@ -100,9 +100,7 @@ class Worker:
             self._process.wait()
 
     def last_lines(self) -> str:
-        return (
-            "\n".join(self._log.read_text(errors="replace").splitlines()[-12:]) if self._log.exists() else ""
-        )
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-12:]) if self._log.exists() else ""
 
     def _state(self) -> str:
         stat = Path(f"/proc/{self.process.pid}/stat").read_text()
@@ -132,9 +130,7 @@ class ProducerProcess(Worker):
         """Orders a death, waits for it, and starts the producer again."""
         self._order(topic, count, wishes)
         if self.process.wait(60.0) != -signal.SIGKILL:
-            raise demo_broken(
-                f"{self.name} did not die as it was ordered to:\n{self.last_lines()}", f"Read {self._log}."
-            )
+            raise demo_broken(f"{self.name} did not die as it was ordered to:\n{self.last_lines()}", f"Read {self._log}.")
         self.died.append(-signal.SIGKILL)
         self.start()
 
