@@ -96,14 +96,10 @@ class PostgresWorld:
         self._insert("consumer", "consumer_log", values)
 
     def put_floor(self, group: str, floor: datetime | None) -> None:
-        self._insert(
-            "consumer", "consumer_log_floor", {"consumer_group": group, "log_floor": floor or "-infinity"}
-        )
+        self._insert("consumer", "consumer_log_floor", {"consumer_group": group, "log_floor": floor or "-infinity"})
 
     def stub(self, message_id: str = "m-1", topic: str = "orders") -> Row:
-        (row,) = self.run(
-            "producer", "SELECT * FROM message_stub WHERE topic = %s AND message_id = %s", (topic, message_id)
-        )
+        (row,) = self.run("producer", "SELECT * FROM message_stub WHERE topic = %s AND message_id = %s", (topic, message_id))
         return row
 
     def attempts(self) -> list[Row]:
@@ -127,8 +123,7 @@ class PostgresWorld:
     def read(self, scan: Scan) -> list[list[Row]]:
         """The rows of each partition, as Spark would ask for them."""
         return [
-            self.run("producer", f"SELECT * FROM {scan.options['dbtable']} WHERE {predicate}")
-            for predicate in scan.predicates
+            self.run("producer", f"SELECT * FROM {scan.options['dbtable']} WHERE {predicate}") for predicate in scan.predicates
         ]
 
     def run(self, database: str, statement: Any, values: Any = None) -> list[Row]:

@@ -30,9 +30,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=lambda world: world.__name__)
-def running(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[PostgresWorld]:
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresWorld]:
     world = request.param(tmp_path_factory.mktemp("store"))
     world.start()
     yield world
@@ -88,9 +86,7 @@ def test_ids_of_any_text_are_found(world: PostgresWorld, store: LogStore) -> Non
         for key in keys[::5]:
             world.put_log(consumer_group=group, topic=key.topic, message_id=key.message_id)
     for group in ODD:
-        assert set(store.logs(group, [*keys, Key("orders", "nul\x00"), Key("orders", "half\ud800")])) == set(
-            keys[::5]
-        )
+        assert set(store.logs(group, [*keys, Key("orders", "nul\x00"), Key("orders", "half\ud800")])) == set(keys[::5])
 
 
 def test_every_state_of_the_contract_is_valid(world: PostgresWorld, store: LogStore) -> None:
@@ -132,9 +128,7 @@ def test_two_rows_for_one_key_are_neither_taken_for_the_truth(world: PostgresWor
         assert store.logs("billing", [KEY])[KEY].invalid
 
 
-def test_an_instant_that_no_datetime_holds_does_not_stop_the_others(
-    world: PostgresWorld, store: LogStore
-) -> None:
+def test_an_instant_that_no_datetime_holds_does_not_stop_the_others(world: PostgresWorld, store: LogStore) -> None:
     for number, odd in enumerate(("infinity", "-infinity", "0044-03-15 BC", "20000-01-01")):
         world.put_log(message_id=f"odd-{number}", lease_expires_at=odd, updated_at=NOW)
     world.put_log(updated_at=NOW)
@@ -153,9 +147,7 @@ def test_the_floor_is_the_year_one_until_something_was_purged(world: PostgresWor
     assert (store.floor("shipping"), store.floor("billing").year) == (NOW, 1)
 
 
-def test_what_was_received_is_read_from_its_start_up_to_its_end_oldest_first(
-    world: PostgresWorld, store: LogStore
-) -> None:
+def test_what_was_received_is_read_from_its_start_up_to_its_end_oldest_first(world: PostgresWorld, store: LogStore) -> None:
     for number in (3, 1, 2, 0):
         world.put_log(message_id=f"m-{number}", first_received_at=NOW + number * MICROSECOND)
     world.put_log(consumer_group="shipping", first_received_at=NOW)

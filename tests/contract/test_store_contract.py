@@ -46,9 +46,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=lambda world: world.__name__)
-def running(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[PostgresWorld]:
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresWorld]:
     world = request.param(tmp_path_factory.mktemp("store"))
     world.start()
     yield world
@@ -108,9 +106,7 @@ def at_once(world: PostgresWorld, *work: Callable[[StubStore], T]) -> list[T]:
 # Looking
 
 
-def test_a_stub_is_due_at_exactly_its_instant_and_not_a_microsecond_before(
-    world: PostgresWorld, store: StubStore
-) -> None:
+def test_a_stub_is_due_at_exactly_its_instant_and_not_a_microsecond_before(world: PostgresWorld, store: StubStore) -> None:
     world.put_stub(next_check_at=NOW)
     assert store.count_due(NOW, Scope(), 10) == 1
     assert store.count_due(NOW - MICROSECOND, Scope(), 10) == 0
@@ -128,14 +124,10 @@ def test_only_pending_stubs_are_due(world: PostgresWorld, store: StubStore) -> N
     for status in ("pending", "confirmed", "exhausted", "voided", "no_taker"):
         world.put_stub(message_id=status, status=status)
     assert store.count_due(NOW, Scope(), 10) == 1
-    assert [row["message_id"] for part in world.read(store.scan_due(NOW, Scope(), 2)) for row in part] == [
-        "pending"
-    ]
+    assert [row["message_id"] for part in world.read(store.scan_due(NOW, Scope(), 2)) for row in part] == ["pending"]
 
 
-def test_a_scope_takes_its_topics_and_a_half_open_range_of_creation(
-    world: PostgresWorld, store: StubStore
-) -> None:
+def test_a_scope_takes_its_topics_and_a_half_open_range_of_creation(world: PostgresWorld, store: StubStore) -> None:
     for topic in ODD:
         world.put_stub(topic=topic, created_at=NOW)
     day = timedelta(days=1)
@@ -149,9 +141,7 @@ def test_a_scope_takes_its_topics_and_a_half_open_range_of_creation(
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7])
-def test_a_scan_has_every_due_stub_in_exactly_one_partition(
-    world: PostgresWorld, store: StubStore, partitions: int
-) -> None:
+def test_a_scan_has_every_due_stub_in_exactly_one_partition(world: PostgresWorld, store: StubStore, partitions: int) -> None:
     for number in range(60):
         # Many of one instant: a cut may not fall between them.
         world.put_stub(message_id=f"m-{number:02}", next_check_at=NOW - timedelta(seconds=number // 9))
@@ -184,12 +174,8 @@ def test_a_scan_gives_instants_in_microseconds_and_keeps_null(world: PostgresWor
     assert (row["queue_epoch"], row["send_count"], row["refusals"], row["max_sends"]) == ("e", 1, 0, 4)
 
 
-def test_a_stub_with_an_infinite_instant_does_not_stop_the_scan(
-    world: PostgresWorld, store: StubStore
-) -> None:
-    world.put_stub(
-        message_id="broken", created_at="-infinity", deliver_at="infinity", next_check_at="-infinity"
-    )
+def test_a_stub_with_an_infinite_instant_does_not_stop_the_scan(world: PostgresWorld, store: StubStore) -> None:
+    world.put_stub(message_id="broken", created_at="-infinity", deliver_at="infinity", next_check_at="-infinity")
     world.put_stub(message_id="sound")
     rows = {row["message_id"]: row for part in world.read(store.scan_due(NOW, Scope(), 3)) for row in part}
     assert set(rows) == {"broken", "sound"}
@@ -197,9 +183,7 @@ def test_a_stub_with_an_infinite_instant_does_not_stop_the_scan(
     assert set(store.stubs([Key("orders", "broken")])) == {Key("orders", "broken")}
 
 
-def test_attempts_are_scanned_for_due_stubs_sent_more_than_once_one_row_a_group(
-    world: PostgresWorld, store: StubStore
-) -> None:
+def test_attempts_are_scanned_for_due_stubs_sent_more_than_once_one_row_a_group(world: PostgresWorld, store: StubStore) -> None:
     later = NOW + timedelta(days=1)
     for message_id, sends, due in (("once", 1, NOW), ("twice", 2, NOW), ("later", 2, later)):
         world.put_stub(message_id=message_id, send_count=sends, next_check_at=due)
@@ -207,10 +191,7 @@ def test_attempts_are_scanned_for_due_stubs_sent_more_than_once_one_row_a_group(
     world.put_attempt(message_id="twice", send_number=2, groups=["billing", "it's"], outcome="refused")
     rows = [row for part in world.read(store.scan_attempts(NOW, Scope(), 3)) for row in part]
     assert list(rows[0])[: len(ATTEMPT_COLUMNS)] == list(ATTEMPT_COLUMNS)
-    told = {
-        (r["message_id"], r["send_number"], r["consumer_group"], r["outcome"], r["queue_offset"])
-        for r in rows
-    }
+    told = {(r["message_id"], r["send_number"], r["consumer_group"], r["outcome"], r["queue_offset"]) for r in rows}
     assert told == {
         ("twice", 1, None, "sent", 5),
         ("twice", 2, "billing", "refused", None),
@@ -222,9 +203,7 @@ def test_no_secret_is_in_what_a_scan_shows(world: PostgresWorld, store: StubStor
     scan = store.scan_due(NOW, Scope(), 2)
     password = scan.secret_options["password"]
     assert password
-    assert password not in repr(scan) + json.dumps(dict(scan.options)) + "".join(scan.predicates) + repr(
-        store
-    )
+    assert password not in repr(scan) + json.dumps(dict(scan.options)) + "".join(scan.predicates) + repr(store)
 
 
 def test_ids_of_any_text_come_back_as_they_were(world: PostgresWorld, store: StubStore) -> None:
@@ -253,15 +232,11 @@ def test_ids_of_any_text_come_back_as_they_were(world: PostgresWorld, store: Stu
     assert store.settle(ended) == set(keys)
     attempts = store.attempts(keys)
     assert {key: [a.groups for a in attempts[key]] for key in keys} == {key: [tuple(ODD)] for key in keys}
-    assert store.promote([StubOutcome(key, "pending", "exhausted", 1, None) for key in keys], NOW) == len(
-        keys
-    )
+    assert store.promote([StubOutcome(key, "pending", "exhausted", 1, None) for key in keys], NOW) == len(keys)
     assert all(store.void(key) for key in keys)
 
 
-def test_a_key_that_no_row_can_have_is_absent_and_harms_no_other(
-    world: PostgresWorld, store: StubStore
-) -> None:
+def test_a_key_that_no_row_can_have_is_absent_and_harms_no_other(world: PostgresWorld, store: StubStore) -> None:
     world.put_stub()
     asked = [Key("orders", "nul\x00"), Key("orders", "half\ud800"), KEY, Key("orders", "none"), KEY]
     assert set(store.stubs(asked)) == {KEY}
@@ -290,9 +265,7 @@ def test_of_two_claims_at_once_exactly_one_gets_each_number(world: PostgresWorld
     yours = [claim_of(key) for key in reversed(keys)]  # the other order: no deadlock either
     first, second = at_once(world, lambda s: s.claim(mine), lambda s: s.claim(yours))
     assert first | second == set(keys) and not first & second
-    tokens = {c.key: c.token for c in mine if c.key in first} | {
-        c.key: c.token for c in yours if c.key in second
-    }
+    tokens = {c.key: c.token for c in mine if c.key in first} | {c.key: c.token for c in yours if c.key in second}
     with world.stubs() as store:
         assert {key: stub.attempt_token for key, stub in store.stubs(keys).items()} == tokens
 
@@ -329,29 +302,19 @@ def test_a_claim_hands_out_nothing_when(
 @pytest.mark.parametrize(
     ("stub", "asked"),
     [
-        pytest.param(
-            {"send_count": 1, "next_check_at": NOW}, {"only_when_due": False}, id="a person need not wait"
-        ),
-        pytest.param(
-            {"send_count": 1, "max_sends": 2}, {"max_sends": 1}, id="the stub's own budget counts first"
-        ),
+        pytest.param({"send_count": 1, "next_check_at": NOW}, {"only_when_due": False}, id="a person need not wait"),
+        pytest.param({"send_count": 1, "max_sends": 2}, {"max_sends": 1}, id="the stub's own budget counts first"),
         pytest.param({"send_count": 1, "refusals": 1}, {"max_sends": 1}, id="a refused number is not spent"),
         pytest.param({"send_count": 0}, {"send_number": 1}, id="Backstop sends the first one"),
     ],
 )
-def test_a_claim_is_granted_when(
-    world: PostgresWorld, store: StubStore, stub: dict[str, Any], asked: dict[str, Any]
-) -> None:
+def test_a_claim_is_granted_when(world: PostgresWorld, store: StubStore, stub: dict[str, Any], asked: dict[str, Any]) -> None:
     world.put_stub(**stub)
     assert store.claim([claim_of(**asked)]) == {KEY}
 
 
-def test_a_claim_writes_its_attempt_and_the_next_look_by_the_stores_clock(
-    world: PostgresWorld, store: StubStore
-) -> None:
-    world.put_stub(
-        send_count=1, sent_at=NOW, queue_id=1, queue_offset=7, queue_epoch="e", broker_message_id="b"
-    )
+def test_a_claim_writes_its_attempt_and_the_next_look_by_the_stores_clock(world: PostgresWorld, store: StubStore) -> None:
+    world.put_stub(send_count=1, sent_at=NOW, queue_id=1, queue_offset=7, queue_epoch="e", broker_message_id="b")
     claim = claim_of(groups=["billing"], attempt_seconds=7.5, next_check_seconds=90)
     before = store.clock()
     assert store.claim([claim]) == {KEY}
@@ -456,9 +419,7 @@ def test_recovery_records_what_is_past_its_deadline_as_unknown_and_leaves_the_re
     assert (attempt["message_id"], attempt["send_number"], attempt["outcome"]) == ("late", 2, "unknown")
     assert (attempt["groups"], attempt["requested_by"]) == (["billing"], "request 9")
     # Who wakes up late finds that it is no longer his.
-    assert (
-        store.settle([Settlement(Key("orders", "late"), 2, late, Outcome.SENT, Position(0, 1, "e"))]) == set()
-    )
+    assert store.settle([Settlement(Key("orders", "late"), 2, late, Outcome.SENT, Position(0, 1, "e"))]) == set()
     assert world.stub("late") == row
 
 
@@ -479,9 +440,7 @@ def test_two_recoveries_at_once_take_each_attempt_once(world: PostgresWorld) -> 
 
 def test_a_settlement_that_races_a_recovery_leaves_one_account_of_each_attempt(world: PostgresWorld) -> None:
     ended = [
-        Settlement(
-            Key("orders", f"m-{number:03}"), 2, under_way(world, f"m-{number:03}", -1), Outcome.REFUSED
-        )
+        Settlement(Key("orders", f"m-{number:03}"), 2, under_way(world, f"m-{number:03}", -1), Outcome.REFUSED)
         for number in range(200)
     ]
     settled, recovered = at_once(world, lambda s: s.settle(ended), lambda s: set(s.recover(1000)))
@@ -498,9 +457,7 @@ def test_a_settlement_that_races_a_recovery_leaves_one_account_of_each_attempt(w
 # Promoting and deciding
 
 
-def test_a_promotion_sets_status_looks_and_when_it_was_first_seen(
-    world: PostgresWorld, store: StubStore
-) -> None:
+def test_a_promotion_sets_status_looks_and_when_it_was_first_seen(world: PostgresWorld, store: StubStore) -> None:
     due = NOW - timedelta(hours=1)
     world.put_stub(send_count=1, next_check_at=due)
     look = NOW + timedelta(minutes=5)
@@ -574,22 +531,16 @@ def test_a_claim_and_a_promotion_at_once_never_both_win(world: PostgresWorld) ->
     outcomes = [StubOutcome(key, "pending", "confirmed", 1, None) for key in keys[::-1]]
     got, moved = at_once(world, lambda s: len(s.claim(claims)), lambda s: s.promote(outcomes, NOW))
     assert got + moved == 200
-    assert not world.run(
-        "producer", "SELECT 1 FROM message_stub WHERE status = 'confirmed' AND attempt_token IS NOT NULL"
-    )
+    assert not world.run("producer", "SELECT 1 FROM message_stub WHERE status = 'confirmed' AND attempt_token IS NOT NULL")
 
 
-def test_more_outcomes_than_one_statement_takes_are_all_promoted(
-    world: PostgresWorld, store: StubStore
-) -> None:
+def test_more_outcomes_than_one_statement_takes_are_all_promoted(world: PostgresWorld, store: StubStore) -> None:
     world.run(
         "producer",
         "INSERT INTO message_stub (topic, message_id, content, next_check_at)"
         " SELECT 'orders', 'm-' || n, '', now() FROM generate_series(1, 25000) n",
     )
-    outcomes = [
-        StubOutcome(Key("orders", f"m-{n}"), "pending", "confirmed", 0, None) for n in range(1, 25001)
-    ]
+    outcomes = [StubOutcome(Key("orders", f"m-{n}"), "pending", "confirmed", 0, None) for n in range(1, 25001)]
     assert store.promote(outcomes, NOW) == 25000
     assert store.promote(outcomes, NOW) == 0
 

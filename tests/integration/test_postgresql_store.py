@@ -111,23 +111,15 @@ def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statisti
         "group": "billing",
         "as_of": datetime.now(UTC),
     }
-    database, file = (
-        ("consumer", "postgresql_logs.sql") if name == "logs" else ("producer", "postgresql_stubs.sql")
-    )
+    database, file = ("consumer", "postgresql_logs.sql") if name == "logs" else ("producer", "postgresql_stubs.sql")
     nodes = plan_nodes(never_analysed, load("backstop.stores", file)[name], values, database=database)
-    ours = [
-        node
-        for node in nodes
-        if node.get("Relation Name") in ("message_stub", "send_attempt", "consumer_log")
-    ]
+    ours = [node for node in nodes if node.get("Relation Name") in ("message_stub", "send_attempt", "consumer_log")]
     assert ours and not [node for node in ours if node["Node Type"] == "Seq Scan"]
     used = {node["Index Name"] for node in nodes if "Index Name" in node}
     assert used <= {"message_stub_pkey", "send_attempt_pkey", "consumer_log_pkey"} and used
 
 
-def plan_nodes(
-    world: PostgresWorld, statement: str, values: Any = None, *, database: str = "producer"
-) -> list[dict[str, Any]]:
+def plan_nodes(world: PostgresWorld, statement: str, values: Any = None, *, database: str = "producer") -> list[dict[str, Any]]:
     """Every node of the plan; executed unless there are values (of a statement that would change
     something)."""
     how = "FORMAT JSON" if values else "ANALYZE, FORMAT JSON"
@@ -181,8 +173,7 @@ def test_finding_what_is_due_and_what_was_left_under_way_reads_no_history(
         assert time.monotonic() - started < 1
     nodes = plan_nodes(
         world,
-        "SELECT 1 FROM message_stub WHERE attempt_token IS NOT NULL"
-        " AND attempt_deadline <= statement_timestamp()",
+        "SELECT 1 FROM message_stub WHERE attempt_token IS NOT NULL AND attempt_deadline <= statement_timestamp()",
     )
     assert [node.get("Index Name") for node in nodes if "Index Name" in node] == ["message_stub_under_way"]
 
@@ -263,14 +254,8 @@ def test_a_store_whose_tables_are_missing_is_silent_not_empty(running: PostgresW
     assert not privileges.good and "SELECT on consumer_log" in privileges.says
 
 
-@pytest.mark.parametrize(
-    "url", ["postgresql://u:pa/ss@127.0.0.1:5432/x", "postgresql://u:p@ss@127.0.0.1/x", "::"]
-)
+@pytest.mark.parametrize("url", ["postgresql://u:pa/ss@127.0.0.1:5432/x", "postgresql://u:p@ss@127.0.0.1/x", "::"])
 def test_a_password_with_bare_signs_in_it_is_not_shown_by_the_driver_either(url: str) -> None:
     with pytest.raises(StoreUnavailable) as caught:
         PostgresConnection("shard shop_a", url).rows("SELECT 1")
-    assert (
-        "pa/ss" not in str(caught.value)
-        and "ss@" not in str(caught.value)
-        and '"pa"' not in str(caught.value)
-    )
+    assert "pa/ss" not in str(caught.value) and "ss@" not in str(caught.value) and '"pa"' not in str(caught.value)

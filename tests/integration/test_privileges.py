@@ -33,9 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
         for role in ROLES:
             running.create_database(role)
             migrate(running.admin_dsn(role), role)
-        with ThreadPoolExecutor(
-            3
-        ) as pool:  # the roles belong to the server: three databases make them at once
+        with ThreadPoolExecutor(3) as pool:  # the roles belong to the server: three databases make them at once
             list(pool.map(lambda role: grant(running.admin_dsn(role), role), ROLES))
         yield running
 
@@ -114,15 +112,11 @@ def test_a_duty_can_do_all_that_the_store_of_stubs_does(server: Postgres, logins
         "CREATE TABLE x (y int)",
     ],
 )
-def test_a_duty_cannot_change_a_message_or_what_was_recorded(
-    server: Postgres, logins: dict[str, str], statement: str
-) -> None:
+def test_a_duty_cannot_change_a_message_or_what_was_recorded(server: Postgres, logins: dict[str, str], statement: str) -> None:
     assert refused(as_(server, logins, "backstop_duty", "producer"), statement)
 
 
-def test_the_application_can_run_the_statements_of_the_wire_contract(
-    server: Postgres, logins: dict[str, str]
-) -> None:
+def test_the_application_can_run_the_statements_of_the_wire_contract(server: Postgres, logins: dict[str, str]) -> None:
     run(server.admin_dsn("producer"), "TRUNCATE message_stub, send_attempt")
     url = as_(server, logins, "backstop_app", "producer")
     values = {
@@ -165,21 +159,14 @@ def test_the_application_can_run_the_statements_of_the_wire_contract(
         "UPDATE message_stub SET content = ''",
     ],
 )
-def test_the_application_cannot_decide_what_became_of_a_message(
-    server: Postgres, logins: dict[str, str], statement: str
-) -> None:
+def test_the_application_cannot_decide_what_became_of_a_message(server: Postgres, logins: dict[str, str], statement: str) -> None:
     assert refused(as_(server, logins, "backstop_app", "producer"), statement)
 
 
-def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(
-    server: Postgres, logins: dict[str, str]
-) -> None:
+def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(server: Postgres, logins: dict[str, str]) -> None:
     consumer = as_(server, logins, "backstop_consumer", "consumer")
     duty = as_(server, logins, "backstop_duty", "consumer")
-    insert = (
-        "INSERT INTO consumer_log (consumer_group, topic, message_id, state)"
-        " VALUES ('g', 'orders', 'm-1', 'FAILED')"
-    )
+    insert = "INSERT INTO consumer_log (consumer_group, topic, message_id, state) VALUES ('g', 'orders', 'm-1', 'FAILED')"
     run(consumer, insert)
     run(consumer, "UPDATE consumer_log SET state = 'EXPIRED'")
     with PostgresLogs("billing_db", duty) as store:
@@ -192,9 +179,7 @@ def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(
     assert refused(consumer, "UPDATE consumer_log_floor SET log_floor = now()")
 
 
-def test_a_duty_writes_every_control_table_and_a_reader_none(
-    server: Postgres, logins: dict[str, str]
-) -> None:
+def test_a_duty_writes_every_control_table_and_a_reader_none(server: Postgres, logins: dict[str, str]) -> None:
     admin = server.admin_dsn("control")
     tables = [name for (name,) in run(admin, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
     assert len(tables) > 20
@@ -208,16 +193,13 @@ def test_a_duty_writes_every_control_table_and_a_reader_none(
     # An identity column's sequence needs no privilege of its own.
     run(
         duty,
-        "INSERT INTO run (duty, token, policy_version, code_version)"
-        " VALUES ('x', gen_random_uuid(), 'p', 'c')",
+        "INSERT INTO run (duty, token, policy_version, code_version) VALUES ('x', gen_random_uuid(), 'p', 'c')",
     )
     assert len(run(reader, "SELECT 1 FROM run")) == 1
     assert refused(reader, "DELETE FROM run")
 
 
-def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(
-    server: Postgres, logins: dict[str, str]
-) -> None:
+def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(server: Postgres, logins: dict[str, str]) -> None:
     run(server.admin_dsn(), "GRANT CONNECT ON DATABASE producer TO login_of_nobody")
     with PostgresStubs("shop_a", as_(server, logins, "nobody", "producer")) as store:
         with pytest.raises(StoreUnavailable, match=r"refused: permission denied") as caught:

@@ -30,9 +30,7 @@ def _version(connection: PostgresConnection, role: str) -> Finding:
     if readable is None:
         return Finding(subject, False, f"there is no table {table}", f"Run `backstop migrate --role {role}`.")
     if not readable:
-        return Finding(
-            subject, False, f"{table} may not be read", f"Grant SELECT on {table} to this login's role."
-        )
+        return Finding(subject, False, f"{table} may not be read", f"Grant SELECT on {table} to this login's role.")
     found = [version for (version,) in connection.rows(_VERSION.format(sql.Identifier(table)))]
     if found == [newest]:
         return Finding(subject, True, f"revision {newest}")
@@ -62,9 +60,7 @@ def _privileges(connection: PostgresConnection, needs: list[Need]) -> Finding:
     subject = f"{connection.subject}: privileges"
     if not missing:
         return Finding(subject, True, "all that the duties need")
-    return Finding(
-        subject, False, f"missing: {', '.join(missing)}", "Grant the role backstop_duty to this login."
-    )
+    return Finding(subject, False, f"missing: {', '.join(missing)}", "Grant the role backstop_duty to this login.")
 
 
 def _durability(connection: PostgresConnection) -> list[Finding]:
@@ -83,9 +79,7 @@ def _durability(connection: PostgresConnection) -> list[Finding]:
             subject,
             commit != "off",
             f"synchronous_commit is {commit} for this login",
-            ""
-            if commit != "off"
-            else "Turn it on, also for the application: a crash loses its last commits.",
+            "" if commit != "off" else "Turn it on, also for the application: a crash loses its last commits.",
         ),
         Finding(
             subject,

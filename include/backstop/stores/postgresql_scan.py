@@ -42,10 +42,7 @@ def scan(connection: PostgresConnection, statement: str, values: Mapping[str, An
             cuts = [cut for cut in dict.fromkeys(found or []) if cut != found[0]]
         # Ends are open: whatever becomes due between the cuts and the read belongs to some range.
         ends = ["-infinity", *cuts, "infinity"]
-        ranges = [
-            cursor.mogrify(_SQL["range"], {"start": start, "end": end}).decode()
-            for start, end in pairwise(ends)
-        ]
+        ranges = [cursor.mogrify(_SQL["range"], {"start": start, "end": end}).decode() for start, end in pairwise(ends)]
         return cursor.mogrify(statement, values).decode(), ranges
 
     table, predicates = connection.run(render)
@@ -74,8 +71,7 @@ def _jdbc_url(subject: str, parameters: Mapping[str, str]) -> str:
         )
     ports = ports * len(hosts) if len(ports) == 1 else ports
     where = ",".join(
-        f"{f'[{host}]' if ':' in host else host or 'localhost'}:{port or '5432'}"
-        for host, port in zip(hosts, ports, strict=True)
+        f"{f'[{host}]' if ':' in host else host or 'localhost'}:{port or '5432'}" for host, port in zip(hosts, ports, strict=True)
     )
     extra = {
         "targetServerType": "primary",

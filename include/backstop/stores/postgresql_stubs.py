@@ -138,9 +138,7 @@ class PostgresStubs:
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         return {
-            Key(topic, message_id): Message(
-                topic, message_id, bytes(content), _texts(headers), tag, ordering_key
-            )
+            Key(topic, message_id): Message(topic, message_id, bytes(content), _texts(headers), tag, ordering_key)
             for topic, message_id, content, headers, tag, ordering_key in self._by_key("contents", keys)
         }
 
@@ -197,11 +195,7 @@ class PostgresStubs:
                     ended.token,
                     str(ended.outcome),
                     ended.broker,
-                    *(
-                        (position.queue_id, position.offset, position.epoch)
-                        if position
-                        else (None, None, None)
-                    ),
+                    *((position.queue_id, position.offset, position.epoch) if position else (None, None, None)),
                     ended.broker_message_id,
                     None if ended.error is None else _stored_text(ended.error),
                 )
@@ -228,9 +222,7 @@ class PostgresStubs:
         names = ("topics", "message_ids", "old_statuses", "new_statuses", "send_counts", "next_looks")
         moved = 0
         for chunk in _chunks(outcomes):
-            rows = [
-                (*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk
-            ]
+            rows = [(*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk]
             moved += len(self._changed("promote", {**columns(rows, names), "as_of": as_of}))
         return moved
 
@@ -250,9 +242,7 @@ class PostgresStubs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _by_key(self, query: str, keys: Iterable[Key]) -> Iterator[tuple[Any, ...]]:
@@ -261,9 +251,7 @@ class PostgresStubs:
             yield from self._connection.rows(_SQL[query], columns(chunk, ("topics", "message_ids")))
 
     def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
-        return {
-            Key(topic, message_id) for topic, message_id in self._connection.rows(_SQL[statement], values)
-        }
+        return {Key(topic, message_id) for topic, message_id in self._connection.rows(_SQL[statement], values)}
 
 
 def scope_values(as_of: datetime, scope: Scope) -> dict[str, Any]:
@@ -283,10 +271,7 @@ def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
 
 def _texts(headers: dict[str, Any]) -> dict[str, str]:
     # Headers are text to text by contract; another program's number or list travels as its JSON.
-    return {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in headers.items()
-    }
+    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in headers.items()}
 
 
 def _stored_text(text: str) -> str:
