@@ -154,6 +154,7 @@ def test_a_used_budget_stops_the_machine_at_the_verdict_and_a_person_at_the_clai
 
 
 def test_a_refused_message_counts_its_refusals_until_it_is_exhausted(world: World) -> None:
+    world.set("policy", "max_refusals", to=3)
     with RedisStreams(world.urls["backstop_broker"]) as broker:
         broker.create_topic(TOPIC, 2, max_message_bytes=5)
     world.stubs(["m"])
