@@ -120,9 +120,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
 
 
 @pytest.fixture
-def world(
-    servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[World]:
+def world(servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
     """An empty system: every table and the broker are emptied before each test."""
     postgres, valkey = servers
     for database in ROLES:
@@ -141,9 +139,10 @@ def world(
                 broker.create_group(group, topic, "start")
     conn = connect(settings, connections)
     made = World(postgres, settings, connections, conn, config)
-    for database, role in ROLES.items():
-        tables = made.run(database, "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT LIKE 'backstop_%%_version'")
+    for database in ROLES:
+        tables = made.run(
+            database, "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT LIKE 'backstop_%%_version'"
+        )
         made.run(database, f"TRUNCATE {', '.join(name for (name,) in tables)} RESTART IDENTITY CASCADE")
-        assert role
     yield made
     conn.close()

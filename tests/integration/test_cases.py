@@ -165,7 +165,9 @@ def test_a_decision_that_crashed_after_the_producers_commit_can_be_repeated(worl
     world.stub("voided", sends=4, status="exhausted")
     raising, voiding = found(world, "exhausted", "raised"), found(world, "overdue", "voided")
     # The state after a crash: the intention stands, the producer has committed, the last transaction never came.
-    world.run("control", "UPDATE case_file SET decision = 'raise', decided_by = 'ann', why = 'because' WHERE case_id = %s", (raising,))
+    world.run(
+        "control", "UPDATE case_file SET decision = 'raise', decided_by = 'ann', why = 'because' WHERE case_id = %s", (raising,)
+    )
     world.run(SHARDS["shop_a"], "UPDATE message_stub SET status = 'pending', max_sends = 5 WHERE message_id = 'raised'")
     world.run(SHARDS["shop_a"], "UPDATE message_stub SET status = 'voided' WHERE message_id = 'voided'")
     assert decided(world, raising, "raise").counts["raised"] == 1
@@ -264,7 +266,11 @@ def test_what_a_person_left_opens_no_new_case_and_can_still_be_decided(world: Wo
 def test_accepting_a_new_epoch_takes_only_what_the_person_was_told_of(world: World) -> None:
     def begin_life(epoch: str) -> None:
         world.run("control", "UPDATE queue_epoch SET present = false")
-        world.run("control", "INSERT INTO queue_epoch (broker, topic, queue_id, epoch, accepted) VALUES ('embedded', 'orders', 0, %s, false)", (epoch,))
+        world.run(
+            "control",
+            "INSERT INTO queue_epoch (broker, topic, queue_id, epoch, accepted) VALUES ('embedded', 'orders', 0, %s, false)",
+            (epoch,),
+        )
 
     begin_life("two")
     case_id = found(world, "new_epoch", "a")
@@ -343,7 +349,9 @@ def test_a_case_closes_by_itself_once_all_its_deliveries_are_done(world: World) 
             (%(run)s, 7, 'shop_a', 'orders', 'still_open', 'pending', 'confirmed', 1, 2)""", {"run": run.run_id})  # fmt: skip
     with world.conn, world.conn.cursor() as cur:
         assert close_satisfied(cur, run.run_id) == 0
-    world.run("control", "INSERT INTO delivery_decision VALUES ('orders', 'discarded', 'billing', 'discard', NULL, 'ann', now(), 'x')")
+    world.run(
+        "control", "INSERT INTO delivery_decision VALUES ('orders', 'discarded', 'billing', 'discard', NULL, 'ann', now(), 'x')"
+    )
     with world.conn, world.conn.cursor() as cur:
         assert close_satisfied(cur, run.run_id, [("orders", "judged", "billing")]) == 1
         assert close_satisfied(cur, run.run_id) == 0

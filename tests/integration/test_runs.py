@@ -13,7 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
 
 from backstop.config.connections import Connections
@@ -83,7 +82,11 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
 
 
 def silent_for(conn: Any, run: Run) -> float:
-    return float(rows(conn, f"SELECT extract(epoch FROM clock_timestamp() - heartbeat_at) FROM duty_lease WHERE run_id = {run.run_id}")[0][0])
+    return float(
+        rows(conn, f"SELECT extract(epoch FROM clock_timestamp() - heartbeat_at) FROM duty_lease WHERE run_id = {run.run_id}")[0][
+            0
+        ]
+    )
 
 
 def test_a_run_knows_the_control_databases_clock_and_is_stored_with_its_versions(conn: Any, settings: Settings) -> None:
@@ -141,9 +144,7 @@ def test_a_dead_run_is_taken_over_and_its_later_writes_raise_run_lost(
     wait_for(lambda: silent_for(conn, dead) > SHORT.total_seconds())
     other = open_connection()
     heir = open_run(other, "reconcile", "*", settings, dead_after=SHORT)
-    assert rows(other, f"SELECT state, finished_at IS NOT NULL FROM run WHERE run_id = {dead.run_id}") == [
-        ("abandoned", True)
-    ]
+    assert rows(other, f"SELECT state, finished_at IS NOT NULL FROM run WHERE run_id = {dead.run_id}") == [("abandoned", True)]
     for late in (
         lambda: beat(conn, dead),
         lambda: begin_stage(conn, dead),
@@ -180,9 +181,7 @@ def test_a_take_over_waits_until_a_transaction_that_holds_the_run_has_ended(
     other, watcher, heirs = open_connection(), open_connection(), []
     cursor = conn.cursor()
     hold(cursor, dead)
-    taking = threading.Thread(
-        target=lambda: heirs.append(open_run(other, "reconcile", "*", settings, dead_after=timedelta(0)))
-    )
+    taking = threading.Thread(target=lambda: heirs.append(open_run(other, "reconcile", "*", settings, dead_after=timedelta(0))))
     taking.start()
     wait_for(lambda: rows(watcher, "SELECT count(*) FROM pg_locks WHERE NOT granted") != [(0,)])
     cursor.execute("INSERT INTO pause (topic, paused_by, why) VALUES ('orders', 'run', 'in time')")
@@ -224,9 +223,7 @@ def test_keep_alive_beats_so_that_a_living_run_is_never_taken_over(
     close_run(conn, run, "done", Counts())
 
 
-def test_keep_alive_tells_a_run_that_it_was_taken_over(
-    conn: Any, open_connection: Callable[[], Any], settings: Settings
-) -> None:
+def test_keep_alive_tells_a_run_that_it_was_taken_over(conn: Any, open_connection: Callable[[], Any], settings: Settings) -> None:
     run = open_run(conn, "reconcile", "*", settings)
     with keep_alive(open_connection, run, every=timedelta(milliseconds=200)) as lost:
         open_run(open_connection(), "reconcile", "*", settings, dead_after=timedelta(0))

@@ -236,7 +236,9 @@ def test_the_version_changes_with_what_is_written_and_not_with_how() -> None:
     assert one.version == same.version
     assert len(one.version) == 12
     assert from_mapping(changed(("policy", {"max_sends": 6}))).version != one.version
-    assert from_mapping(changed(("policy", {"recheck": 60}))).version == from_mapping(changed(("policy", {"recheck": "1m"}))).version
+    assert (
+        from_mapping(changed(("policy", {"recheck": 60}))).version == from_mapping(changed(("policy", {"recheck": "1m"}))).version
+    )
 
 
 def test_settings_are_frozen_and_travel_to_executors() -> None:

@@ -59,9 +59,7 @@ def test_an_unknown_connection_says_where_it_was_looked_for() -> None:
         ({"conn_type": "redis", "host": "h", "extra": {"ssl": True}}, "rediss://h/0"),
     ],
 )  # fmt: skip
-def test_airflows_json_form_becomes_a_url(
-    connection: dict[str, object], url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_airflows_json_form_becomes_a_url(connection: dict[str, object], url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection))
     assert Connections().url("shop") == url
 
@@ -79,7 +77,9 @@ def test_airflows_uri_form_becomes_a_url_with_what_the_driver_understands(
     assert Connections().url("shop") == url
 
 
-@pytest.mark.parametrize("broken", ["hunter2", "{not json", '{"conn_type": "mystery", "password": "hunter2"}', "postgresql://hunter2@[::1:x/"])
+@pytest.mark.parametrize(
+    "broken", ["hunter2", "{not json", '{"conn_type": "mystery", "password": "hunter2"}', "postgresql://hunter2@[::1:x/"]
+)
 def test_a_connection_that_is_none_is_refused_without_showing_it(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", broken)
     with pytest.raises(ConfigurationError) as error:

@@ -138,18 +138,14 @@ def _decide_in_control(conn: Any, intent: Mapping[str, Any]) -> Decided:
                         f"Queue {queue_id} of {topic} began yet another life since this case was last seen.",
                         "Let reconcile run once, then look at the case again.",
                     )
-                cur.execute(
-                    _SQL["accept_epoch"], {"broker": broker, "topic": topic, "queue_id": queue_id, "epoch": epoch}
-                )
+                cur.execute(_SQL["accept_epoch"], {"broker": broker, "topic": topic, "queue_id": queue_id, "epoch": epoch})
                 counts.add("accepted", cur.rowcount)
         _record(cur, intent, counts, [])
         cur.execute(_SQL["decided"], intent)
     return Decided(intent["case_id"], intent["action"], counts)
 
 
-def _plan(
-    conn: Any, judge: Judge, settings: Settings, case: Case, action: str, options: Mapping[str, Any]
-) -> tuple[_Plan, bool]:
+def _plan(conn: Any, judge: Judge, settings: Settings, case: Case, action: str, options: Mapping[str, Any]) -> tuple[_Plan, bool]:
     """What fits now, and whether only some of the case's deliveries were asked about."""
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["open_members"], {"case_id": case.case_id})
@@ -237,9 +233,7 @@ def _now(judge: Judge, stub: Stub) -> Stub:
     return judge.sources.shard(stub.shard).stubs([stub.key]).get(stub.key, stub)
 
 
-def _finish(
-    conn: Any, settings: Settings, intent: Mapping[str, Any], plan: _Plan, counts: Counts, partial: bool
-) -> Decided:
+def _finish(conn: Any, settings: Settings, intent: Mapping[str, Any], plan: _Plan, counts: Counts, partial: bool) -> Decided:
     """The last transaction: what belongs to the control database, and the decision itself."""
     action, case_id = intent["action"], intent["case_id"]
     settled = list(plan.done)

@@ -64,9 +64,7 @@ def list_cases(
 ) -> list[Case]:
     """Cases, the newest first; null: any."""
     with conn, conn.cursor() as cur:
-        cur.execute(
-            _SQL["list"], {"case_id": None, "state": state, "topic": topic, "kind": kind, "limit": limit}
-        )
+        cur.execute(_SQL["list"], {"case_id": None, "state": state, "topic": topic, "kind": kind, "limit": limit})
         return [Case(*row) for row in cur.fetchall()]
 
 

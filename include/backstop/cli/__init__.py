@@ -13,8 +13,7 @@ def main() -> None:
         if missing.name not in ("typer", "rich", "click"):
             raise
         print(
-            "The command line is not installed.\n  kept: Nothing was started.\n"
-            '  next: pip install "backstop-mq[platform]"',
+            'The command line is not installed.\n  kept: Nothing was started.\n  next: pip install "backstop-mq[platform]"',
             file=sys.stderr,
         )
         sys.exit(2)

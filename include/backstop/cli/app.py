@@ -60,7 +60,7 @@ def run_app(arguments: list[str]) -> int:
     except BackstopError as error:
         _say(error.what, error.kept, error.next_step)
         return error.exit_code
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  the last resort: a person reads a sentence, not a traceback
         _say(
             f"Something unexpected: {type(error).__name__}: {error}",
             "What was committed stays valid; every command may be run again.",

@@ -57,7 +57,9 @@ def show_one(
         out.document({**_as_document(case), "deliveries": looks})
         return
     out.line(f"Case {case.case_id} ({case.kind}, {case.severity}, {case.state}): {case.summary}", style="bold")
-    out.line(f"  opened {out.cell(case.opened_at)} by run {out.cell(case.opened_by_run)}, last seen {out.cell(case.last_seen_at)}")
+    out.line(
+        f"  opened {out.cell(case.opened_at)} by run {out.cell(case.opened_by_run)}, last seen {out.cell(case.last_seen_at)}"
+    )
     for name, value in case.evidence.items():
         if name != "decisions":
             out.line(f"  {name}: {value}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -69,7 +70,7 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
             skew = min(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
             for name in settings.producers:
                 say(f"shard {name}")
-                yield from _one(f"shard {name}", lambda name=name: sources.shard(name), conn, skew)  # type: ignore[misc]
+                yield from _one(f"shard {name}", partial(sources.shard, name), conn, skew)
             first_group = {owner.store: group for group, owner in reversed(settings.groups.items())}
             for store in settings.consumers:
                 say(f"store {store}")
@@ -77,21 +78,23 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
                     yield Finding(f"store {store}", True, "no group keeps its logs there")
                     continue
                 group = first_group[store]
-                yield from _one(f"store {store}", lambda group=group: sources.logs_of(group), conn, skew)  # type: ignore[misc]
+                yield from _one(f"store {store}", partial(sources.logs_of, group), conn, skew)
             for name in settings.brokers:
                 say(f"broker {name}")
                 topics = [topic for topic, its in settings.topics.items() if its.broker == name]
                 yield from _one(
-                    f"broker {name}", lambda name=name: sources.broker(name), conn, skew, topics  # type: ignore[misc]
+                    f"broker {name}",
+                    partial(sources.broker, name),
+                    conn,
+                    skew,
+                    topics,
                 )
     finally:
         if conn is not None:
             control.__exit__(None, None, None)
 
 
-def _one(
-    subject: str, opened: Callable[[], Any], conn: Any, skew: Any, topics: list[str] | None = None
-) -> Iterator[Finding]:
+def _one(subject: str, opened: Callable[[], Any], conn: Any, skew: Any, topics: list[str] | None = None) -> Iterator[Finding]:
     """Does it answer, is its clock right, and what does it say about itself?"""
     from backstop.brokers.protocol import Finding
     from backstop.errors import BackstopError
@@ -119,10 +122,10 @@ def _one(
 def _schema_of_control(settings: Settings, known: Connections) -> Iterator[Finding]:
     from backstop.brokers.protocol import Finding
     from backstop.errors import BackstopError
-    from backstop.schema import migrate
+    from backstop.schema.migrate import current, head
 
     try:
-        now, wanted = migrate.current(known.url(settings.control), "control"), migrate.head("control")
+        now, wanted = current(known.url(settings.control), "control"), head("control")
     except BackstopError as error:
         yield Finding("control: schema", False, error.what, error.next_step)
         return

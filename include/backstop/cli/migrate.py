@@ -26,11 +26,12 @@ def migrate(
         raise ConfigurationError(
             f"There is no database role {role!r}.", kept="Nothing was changed.", next_step=f"Use one of: {', '.join(ROLES)}."
         )
-    from backstop.schema import migrate as migrations
+    from backstop.schema.migrate import as_sql as sql_of
+    from backstop.schema.migrate import migrate as bring_up
 
     roles = ROLES if role is None else (role,)
     if as_sql:
-        texts = {name: migrations.as_sql(name) for name in roles}
+        texts = {name: sql_of(name) for name in roles}
         if as_json:
             out.document(texts)
         else:
@@ -44,7 +45,7 @@ def migrate(
             if name not in roles:
                 continue
             say(database)
-            applied = migrations.migrate(known.url(ref), name)
+            applied = bring_up(known.url(ref), name)
             done.append({"database": database, "role": name, "applied": applied})
             if not as_json:
                 says = f"applied {', '.join(applied)}" if applied else "nothing to do"

@@ -27,9 +27,7 @@ def pause(
     from backstop.named_sql import load
 
     if not why.strip():
-        raise ConfigurationError(
-            "A pause needs a reason.", kept="Nothing was paused.", next_step='Say it: --why "..."'
-        )
+        raise ConfigurationError("A pause needs a reason.", kept="Nothing was paused.", next_step='Say it: --why "..."')
     queries = load("backstop.cli", "queries.sql")
     settings = context.load_settings()
     name = _name(settings.topics, topic, everything)

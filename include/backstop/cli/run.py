@@ -52,9 +52,7 @@ def reconcile(
         run_suite(suite, known.url(settings.control), run.run_id, None, docs, repair_topics=repair)
 
     with out.progress("reconcile") as say:
-        counts = run_once(
-            settings, known, start_spark, audit, scope=Scope(topics=topic or None), dry_run=dry_run, say=say
-        )
+        counts = run_once(settings, known, start_spark, audit, scope=Scope(topics=topic or None), dry_run=dry_run, say=say)
     if as_json:
         out.document({"counts": counts, "run_id": last[0] if last else None, "dry_run": dry_run})
     else:
@@ -71,18 +69,20 @@ def resend(
     as_json: out.Json = False,
 ) -> None:
     """Send what requests ask for and what still fits: claim, publish, settle, until nothing is due."""
-    from backstop.cli.resend_run import run_resend
+    from backstop.resend.work import Planned, run_duty
 
     settings, known = context.load_settings(), context.connections()
     _require_topics(settings.topics, topic)
+    scope = ",".join(sorted(set(topic))) if topic else "*"
+    planned: list[Planned] = []
     with out.progress("resend"):
-        done = run_resend(settings, known, topic, dry_run, limit)
+        counts = run_duty(settings, known, scope=scope, dry_run=dry_run, limit=limit, tell=planned.append)
     if as_json:
-        out.document(done)
-    else:
-        out.line(f"resend{' (dry run)' if dry_run else ''}: {done['counts']}")
-        for line in done["would_send"]:
-            out.line(f"  would send: {line}")
+        out.document({"counts": counts, "dry_run": dry_run, "planned": planned})
+        return
+    out.line(f"resend{' (dry run)' if dry_run else ''}: {counts}")
+    for one in planned:
+        out.line(f"  {one}")
 
 
 def _require_topics(known: Any, named: list[str] | None) -> None:

@@ -38,19 +38,13 @@ def list_them(
 
 
 @app.command("show")
-def show_one(
-    run_id: Annotated[int, typer.Argument(help="The run's number.")], as_json: out.Json = False
-) -> None:
+def show_one(run_id: Annotated[int, typer.Argument(help="The run's number.")], as_json: out.Json = False) -> None:
     """Show one run: its counts, verdicts, requests, data checks, and how long each phase took."""
     from backstop.errors import ConfigurationError
 
-    found = _read(
-        "runs", {"duty": None, "run_id": run_id, "limit": 1}, "verdict_counts", "requests_of_run", "data_checks"
-    )
+    found = _read("runs", {"duty": None, "run_id": run_id, "limit": 1}, "verdict_counts", "requests_of_run", "data_checks")
     if not found["runs"]:
-        raise ConfigurationError(
-            f"There is no run {run_id}.", kept="Nothing was changed.", next_step="See: backstop runs list"
-        )
+        raise ConfigurationError(f"There is no run {run_id}.", kept="Nothing was changed.", next_step="See: backstop runs list")
     run = found.pop("runs")[0]
     if as_json:
         out.document({**run, **found})

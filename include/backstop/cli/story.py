@@ -78,6 +78,8 @@ def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> 
         for group in judge.settings.groups_of(topic):
             if group not in told:
                 story.deliveries.append(_without_verdict(story, group, logs.get((group, key))))
+        order = judge.settings.groups_of(topic)
+        story.deliveries.sort(key=lambda delivery: order.index(delivery.consumer_group))
         story.searched, story.unreachable = [*searched, "control database"], unreachable
         story.found = bool(
             story.stub or story.requests or story.cases or story.decisions or story.quarantine
@@ -86,9 +88,7 @@ def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> 
     return [stories[Key(topic, message_id)] for message_id in message_ids]
 
 
-def _find_stubs(
-    judge: Judge, keys: Sequence[Key], stories: dict[Key, Story], unreachable: dict[str, str]
-) -> list[str]:
+def _find_stubs(judge: Judge, keys: Sequence[Key], stories: dict[Key, Story], unreachable: dict[str, str]) -> list[str]:
     searched = []
     for shard in judge.settings.producers:
         try:

@@ -20,9 +20,7 @@ _BATCH = 500
 def where(
     topic: Annotated[str, typer.Argument(help="The topic.")],
     message_id: Annotated[list[str] | None, typer.Argument(help="One or more message ids.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="A file with one message id a line; - reads stdin.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A file with one message id a line; - reads stdin.")] = None,
     as_json: out.Json = False,
 ) -> None:
     """Tell the whole story of each message: stub, attempts, each group's log and verdict, and what happens next.

@@ -51,9 +51,7 @@ def _references(settings: Settings) -> Iterator[Problem]:
             yield Problem(f"groups.{group}.active_until", str(owner.active_until), "after active_from")
     for topic, topic_settings in settings.topics.items():
         if topic_settings.broker not in settings.brokers:
-            yield Problem(
-                f"topics.{topic}.broker", topic_settings.broker, f"one of brokers: {', '.join(settings.brokers)}"
-            )
+            yield Problem(f"topics.{topic}.broker", topic_settings.broker, f"one of brokers: {', '.join(settings.brokers)}")
         for group in topic_settings.groups:
             if group not in settings.groups:
                 yield Problem(f"topics.{topic}.groups", group, f"one of groups: {', '.join(settings.groups)}")

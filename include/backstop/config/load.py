@@ -38,9 +38,7 @@ def parse(text: str, name: str = "backstop.yaml") -> Settings:
     try:
         content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ConfigurationError(
-            f"{name} is not YAML: {_place(error)}.", kept=_KEPT, next_step="Mend that line."
-        ) from None
+        raise ConfigurationError(f"{name} is not YAML: {_place(error)}.", kept=_KEPT, next_step="Mend that line.") from None
     if not isinstance(content, dict):
         raise ConfigurationError(
             f"{name} holds no settings.", kept=_KEPT, next_step="Begin with the backstop.yaml of the documentation."
@@ -114,9 +112,7 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is written twice", key_node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is written twice", key_node.start_mark)
             if isinstance(key, Hashable):
                 seen.add(key)
         return super().construct_mapping(node, deep)

@@ -160,9 +160,7 @@ class Settings(_Frozen):
             self._policies[topic, None] = base.with_overrides(settings.policy)
             for group, subscription in settings.groups.items():
                 owner_policy = self.groups[group].policy if group in self.groups else Policy()
-                self._policies[topic, group] = base.with_overrides(
-                    settings.policy, owner_policy, subscription.policy
-                )
+                self._policies[topic, group] = base.with_overrides(settings.policy, owner_policy, subscription.policy)
         canonical = json.dumps(self.model_dump(mode="json", exclude_unset=True), sort_keys=True)
         self._version = hashlib.sha256(canonical.encode()).hexdigest()[:12]
         return self

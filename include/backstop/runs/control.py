@@ -10,19 +10,27 @@ from psycopg2.extensions import connection as Connection
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import StoreUnavailable
+from backstop.stores.postgresql_connection import read_url
 
 STATEMENT_LIMIT = timedelta(minutes=10)
 """Longer than promoting the largest run takes; a statement beyond it hangs."""
 LOCK_LIMIT = timedelta(seconds=30)
 """Locks are held for one small transaction; a longer wait means that its holder hangs."""
 
+_OURS = frozenset({
+    "application_name", "connect_timeout", "target_session_attrs", "keepalives_idle", "keepalives_interval",
+    "keepalives_count", "options",
+})  # fmt: skip
+
 
 def connect(settings: Settings, connections: Connections, *, connect_timeout: int = 10) -> Connection:
     """A new connection to the control database in UTC, autocommit off; StoreUnavailable when it does not answer."""
-    url = connections.url(settings.control)
+    parameters = read_url(connections.url(settings.control))
     try:
+        if parameters is None:
+            raise psycopg2.ProgrammingError
         return psycopg2.connect(
-            url,
+            **{name: value for name, value in parameters.items() if name not in _OURS},
             application_name="backstop",
             connect_timeout=connect_timeout,
             target_session_attrs="read-write",

@@ -139,9 +139,7 @@ def close_run(
 
 
 @contextmanager
-def keep_alive(
-    connect: Callable[[], Any], run: Run, every: timedelta = BEAT_EVERY
-) -> Iterator[threading.Event]:
+def keep_alive(connect: Callable[[], Any], run: Run, every: timedelta = BEAT_EVERY) -> Iterator[threading.Event]:
     """Beats in the background over a connection of its own; yields an event that is set when the run was lost.
 
     A control database that does not answer is asked again: the lease tells who is right once it is back.
@@ -158,9 +156,7 @@ def keep_alive(
         thread.join()
 
 
-def _beat_until(
-    connect: Callable[[], Any], run: Run, seconds: float, stop: threading.Event, lost: threading.Event
-) -> None:
+def _beat_until(connect: Callable[[], Any], run: Run, seconds: float, stop: threading.Event, lost: threading.Event) -> None:
     conn: Any = None
     try:
         while not stop.wait(seconds):

@@ -1,0 +1,388 @@
+"""`backstop` on the command line, against a whole small system: what it says, what it changes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.brokers.open import open_broker
+from backstop.cases.open import open_case
+from backstop.cli.app import run_app
+from backstop.records import ID_HEADER, Counts, Message
+from backstop.runs.run import close_run, open_run
+from control_world import PROJECT, ROLES, World, servers, world  # noqa: F401
+
+
+class Cli:
+    """Runs commands in this process and keeps what they printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out, self.err = "", ""
+
+    def __call__(self, *arguments: str) -> int:
+        code = run_app(list(arguments))
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        assert self(*arguments, "--json") == code, self.err
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+def three_parts(text: str) -> bool:
+    lines = text.strip().splitlines()
+    return (
+        any(line.startswith("backstop: ") for line in lines)
+        and lines[-2].startswith("  kept: ")
+        and lines[-1].startswith("  next: ")
+    )
+
+
+def open_one(world: World, kind: str, *message_ids: str) -> int:
+    with world.conn, world.conn.cursor() as cur:
+        return open_case(
+            cur, kind=kind, topic="orders", group="billing", subject="", severity="warning", summary="look at this",
+            evidence={"share": 0.4}, members=[("shop_a", "orders", i, "billing") for i in message_ids], run_id=None,
+        )  # fmt: skip
+
+
+def consume(world: World, message_id: str, *, log: bool) -> None:
+    """A stub that was sent and acknowledged, and passed by both groups; consumed by both when `log`."""
+    with open_broker(world.settings, world.connections, "embedded") as broker:
+        receipt = broker.publish([Message("orders", message_id, b"content", {ID_HEADER: message_id})])[0]
+        assert receipt.position is not None
+        for group in world.settings.groups_of("orders"):
+            subscription = broker.subscribe(group, ["orders"], "worker")
+            received = subscription.fetch(10, timedelta(seconds=2))
+            subscription.acknowledge(received)
+            subscription.close()
+            if log:
+                world.log(message_id, group)
+    place = {
+        "id": message_id,
+        "queue": receipt.position.queue_id,
+        "offset": receipt.position.offset,
+        "epoch": receipt.position.epoch,
+    }
+    world.stub(message_id, sends=1)
+    world.run("producer_a", """
+        UPDATE message_stub SET sent_at = attempted_at, queue_id = %(queue)s, queue_offset = %(offset)s, queue_epoch = %(epoch)s,
+            broker = 'embedded' WHERE message_id = %(id)s""", place)  # fmt: skip
+    world.run("producer_a", """
+        UPDATE send_attempt SET outcome = 'sent', queue_id = %(queue)s, queue_offset = %(offset)s, queue_epoch = %(epoch)s
+        WHERE message_id = %(id)s""", place)  # fmt: skip
+
+
+# where
+
+
+def test_where_tells_the_whole_story_of_a_lost_message(world: World, cli: Cli) -> None:
+    consume(world, "lost", log=False)
+    assert cli("where", "orders", "lost") == 0
+    for part in (
+        "orders lost", "stub: pending on shop_a", "1 sends (0 refused)", "send 1 by test to all groups",
+        "billing: LOST (passed_over): it was acknowledged, the group is at offset", "and there is no log",
+        "shipping: LOST", "next: the next reconcile asks for send 2",
+    ):  # fmt: skip
+        assert part in cli.out, cli.out
+
+
+def test_where_tells_what_is_done_and_by_whom(world: World, cli: Cli) -> None:
+    consume(world, "fine", log=True)
+    (story,) = cli.json("where", "orders", "fine")
+    assert story["found"]
+    assert (story["stub"]["status"], story["attempts"][0]["outcome"]) == ("pending", "sent")
+    assert [(d["consumer_group"], d["verdict"], d["log"]["state"]) for d in story["deliveries"]] == [
+        ("billing", "CONFIRMED", "CONSUMED"), ("shipping", "CONFIRMED", "CONSUMED"),
+    ]  # fmt: skip
+    assert {d["next_step"] for d in story["deliveries"]} == {"nothing: it is over"}
+
+
+def test_where_shows_requests_cases_decisions_and_pauses(world: World, cli: Cli) -> None:
+    world.stub("a", sends=2)
+    case_id = open_one(world, "mass_loss", "a")
+    assert cli("cases", "decide", str(case_id), "resend", "--why", "the logs are really gone", "--by", "ann") == 0
+    assert cli("pause", "orders", "--why", "the shop moves", "--by", "bob") == 0
+    assert cli("where", "orders", "a") == 0
+    assert f"request 1 for send 3 by case {case_id} (not_stored): open" in cli.out
+    assert f"case {case_id} (mass_loss, billing): decided, resend by ann: the logs are really gone" in cli.out
+    assert "send 3 (request 1) waits: sending is paused (the shop moves, by bob)" in cli.out
+    world.run(
+        "control", "INSERT INTO delivery_decision VALUES ('orders', 'a', 'shipping', 'discard', NULL, 'eve', now(), 'not wanted')"
+    )
+    assert cli("where", "orders", "a") == 0
+    assert "shipping: VOIDED (discarded)" in cli.out
+    assert "shipping: discard by eve" in cli.out
+
+
+def test_an_unknown_id_says_what_was_searched_and_ends_with_1(world: World, cli: Cli) -> None:
+    world.stub("known")
+    assert cli("where", "orders", "known", "unknown") == 1
+    assert (
+        "nothing has a trace of it. Searched: shard shop_a, shard shop_b, logs of billing, logs of shipping, control database."
+        in cli.out
+    )
+    assert "UNSENT (never_sent): it was never handed to the broker" in cli.out
+    stories = cli.json("where", "orders", "known", "unknown", code=1)
+    assert [story["found"] for story in stories] == [True, False]
+
+
+def test_where_reads_ids_from_a_file_and_keeps_odd_ones_whole(world: World, cli: Cli, tmp_path: Path) -> None:
+    odd = "o'ne :%s [bold]x[/bold] \x1b[31m日本 "
+    world.stub(odd)
+    world.stub("plain")
+    file = tmp_path / "ids"
+    file.write_text(f"{odd}\n\nplain\n")
+    stories = cli.json("where", "orders", "--file", str(file))
+    assert [(story["message_id"], story["found"]) for story in stories] == [(odd, True), ("plain", True)]
+    assert cli("where", "orders", "--file", str(file)) == 0
+    assert "\x1b[31m" not in cli.out
+    assert "[bold]x[/bold]" in cli.out
+
+
+def test_where_finds_a_stub_of_a_topic_that_nobody_configured_and_a_log_without_a_stub(world: World, cli: Cli) -> None:
+    world.stub("a", topic="typo")
+    assert cli("where", "typo", "a") == 0
+    assert "stub: pending on shop_a" in cli.out
+    world.log("orphan", "billing")
+    assert cli("where", "orders", "orphan") == 0
+    assert "it was received, and no shard has its stub" in cli.out
+
+
+def test_what_cannot_be_asked_is_named_and_never_taken_as_not_there(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_PRODUCER_B", "postgresql://u:s3cr3t@127.0.0.1:1/none")
+    assert cli("where", "orders", "nowhere") == 3
+    assert "not answered: shard shop_b" in cli.out
+    assert "Searched: shard shop_a, logs of billing" in cli.out
+    assert "s3cr3t" not in cli.out + cli.err
+
+
+# cases
+
+
+def test_cases_are_listed_shown_and_decided(world: World, cli: Cli) -> None:
+    world.stub("a", sends=4, status="exhausted")
+    assert cli("cases", "list") == 0
+    assert "No open case." in cli.out
+    case_id = open_one(world, "exhausted", "a")
+    (listed,) = cli.json("cases", "list")
+    assert (listed["case_id"], listed["kind"], listed["open_members"]) == (case_id, "exhausted", 1)
+    assert listed["actions"] == ["raise", "void", "discard", "leave"]
+    assert cli("cases", "show", str(case_id)) == 0
+    for part in ("look at this", "share: 0.4", "1 of 1 deliveries are still open", f"backstop cases decide {case_id} raise"):
+        assert part in cli.out
+    assert cli("cases", "decide", str(case_id), "raise", "--more", "3", "--why", "mended") == 0
+    assert "raised 1" in cli.out
+    assert world.stub_now("a")["max_sends"] == 7
+    shown = cli.json("cases", "show", str(case_id))
+    assert (shown["state"], shown["why"], shown["deliveries"][0]["message_id"]) == ("decided", "mended", "a")
+    assert cli.json("cases", "list") == []
+    assert len(cli.json("cases", "list", "--all")) == 1
+
+
+def test_a_decision_that_does_not_fit_ends_with_6_and_three_parts(world: World, cli: Cli) -> None:
+    case_id = open_one(world, "exhausted", "gone")
+    assert cli("cases", "decide", str(case_id), "accept", "--why", "x") == 6
+    assert three_parts(cli.err)
+    assert "Choose one of: raise, void, discard, leave." in cli.err
+    assert cli("cases", "decide", str(case_id), "raise", "--why", "x") == 6
+    assert "no shard has its stub" in cli.err
+
+
+# pause and resume
+
+
+def test_a_topic_and_everything_can_be_paused_and_resumed(world: World, cli: Cli) -> None:
+    assert cli("pause", "orders", "--why", "moving", "--by", "ann") == 0
+    assert world.control("SELECT topic, paused_by, why FROM pause") == [("orders", "ann", "moving")]
+    assert cli.json("pause", "orders", "--why", "again")["changed"] is False
+    assert cli("pause", "--all", "--why", "alarm") == 0
+    assert world.control("SELECT count(*) FROM pause WHERE topic = '*'") == [(1,)]
+    assert cli("resume", "orders") == 0
+    assert "paused: Everything" in cli.out
+    assert cli.json("resume", "--all") == {"changed": True, "paused": []}
+    assert world.control("SELECT count(*) FROM pause") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("pause", "ordres", "--why", "x"), ("pause", "orders"), ("pause", "--why", "x"), ("resume",), ("resume", "ordres"),
+     ("pause", "orders", "--all", "--why", "x")],
+)  # fmt: skip
+def test_a_pause_that_is_not_clear_is_refused(arguments: tuple[str, ...], world: World, cli: Cli) -> None:
+    assert cli(*arguments) == 2
+    assert three_parts(cli.err)
+    assert world.control("SELECT count(*) FROM pause") == [(0,)]
+
+
+# runs and duties
+
+
+def test_runs_are_listed_and_shown_with_their_counts(world: World, cli: Cli) -> None:
+    run = open_run(world.conn, "reconcile", "*", world.settings)
+    world.run("control", "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'LOST', 3, 2, 0)", (run.run_id,))
+    world.run(
+        "control", "INSERT INTO data_check (run_id, suite, passed, expectations) VALUES (%s, 'verdicts', false, 9)", (run.run_id,)
+    )
+    close_run(world.conn, run, "incomplete", Counts(due=5), {"judge": 1.25}, "shop_b did not answer")
+    assert cli.json("runs", "list")[0]["counts"] == {"due": 5}
+    assert cli("runs", "list") == 0
+    assert "due 5" in cli.out
+    assert cli("runs", "show", str(run.run_id)) == 0
+    for part in ("incomplete", "shop_b did not answer", "due 5", "judge 1.25", "LOST", "data check verdicts: FAILED"):
+        assert part in cli.out
+    assert cli("runs", "show", "999") == 2
+
+
+def test_a_resend_run_by_hand_sends_what_was_asked_and_a_dry_run_sends_nothing(world: World, cli: Cli) -> None:
+    world.stub("a", sends=1)
+    case_id = open_one(world, "mass_loss", "a")
+    assert cli("cases", "decide", str(case_id), "resend", "--why", "gone") == 0
+    assert cli("run", "resend", "--dry-run") == 0
+    assert "orders a (shop_a): would go to billing by the topic as send 2" in cli.out
+    assert (world.stub_now("a")["send_count"], world.control("SELECT state FROM resend_request")) == (1, [("open",)])
+    assert cli.json("run", "resend")["counts"]["sent"] == 1
+    assert (world.stub_now("a")["send_count"], world.control("SELECT state FROM resend_request")) == (2, [("sent",)])
+    assert [(r["duty"], r["dry_run"], r["state"]) for r in cli.json("runs", "list")] == [
+        ("resend", False, "done"), ("resend", True, "done"),
+    ]  # fmt: skip
+
+
+def test_reconcile_with_nothing_due_starts_neither_spark_nor_the_data_checks(world: World, cli: Cli) -> None:
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from backstop.cli.app import run_app; code = run_app(['run', 'reconcile'])\n"
+         "print(sorted({'pyspark', 'great_expectations'} & set(sys.modules))); sys.exit(code)"],
+        env={**os.environ, "PYTHONPATH": str(PROJECT / "include")}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert time.monotonic() - started < 60
+    assert cli.json("runs", "list")[0]["state"] == "done"
+
+
+def test_a_second_run_beside_a_living_one_ends_with_4(world: World, cli: Cli) -> None:
+    open_run(world.conn, "resend", "*", world.settings)
+    assert cli("run", "resend") == 4
+    assert three_parts(cli.err)
+    assert cli("run", "resend", "--topic", "ordres") == 2
+
+
+# check, migrate, schema
+
+
+def test_check_finds_everything_good_in_a_good_system(world: World, cli: Cli) -> None:
+    report = cli.json("check")
+    assert report["good"]
+    subjects = {finding["subject"] for finding in report["findings"]}
+    for subject in ("configuration", "control", "control: schema", "shard shop_a", "shard shop_a: clock", "store billing_db",
+                    "broker embedded", "broker embedded: clock"):  # fmt: skip
+        assert subject in subjects
+
+
+def test_check_ends_with_1_and_says_what_to_do_about_each_bad_finding(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_PRODUCER_B", "postgresql://u:s3cr3t@127.0.0.1:1/none")
+    world.run("control", "UPDATE backstop_control_version SET version_num = '0000'")
+    try:
+        assert cli("check") == 1
+    finally:
+        world.run("control", "UPDATE backstop_control_version SET version_num = '0001'")
+    assert "BAD shard shop_b" in cli.out
+    assert "BAD control: schema" in cli.out
+    assert "ok  shard shop_a: answers" in cli.out
+    assert "do: Run `backstop migrate --role control`." in cli.out
+    assert "s3cr3t" not in cli.out + cli.err
+
+
+def test_migrate_brings_every_database_up_and_is_safe_to_run_again(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for database in ROLES:
+        world.postgres.create_database(f"fresh_{database}")
+        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.admin_dsn(f"fresh_{database}"))
+    assert cli("migrate", "--role", "producer") == 0
+    assert [row["database"] for row in cli.json("migrate")] == ["control", "shop_a", "shop_b", "billing_db", "shipping_db"]
+    assert all(row["applied"] == [] for row in cli.json("migrate"))
+    connection = psycopg2.connect(world.postgres.admin_dsn("fresh_control"))
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM case_file")
+    connection.close()
+
+
+def test_migrate_prints_the_sql_for_a_dba_without_any_database(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKSTOP_CONFIG", "/nowhere/backstop.yaml")
+    assert cli("migrate", "--sql", "--role", "consumer") == 0
+    assert "CREATE TABLE consumer_log" in cli.out
+    assert "CREATE TABLE message_stub" not in cli.out
+    assert cli("migrate", "--role", "kitchen") == 2
+
+
+def test_schema_prints_the_committed_schema(cli: Cli) -> None:
+    assert cli("schema") == 0
+    assert cli.out == (PROJECT / "backstop.schema.json").read_text()
+
+
+# errors
+
+
+def test_a_control_database_that_is_away_ends_with_3_in_three_parts_without_traceback_or_password(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", "postgresql://u:s3cr3t@127.0.0.1:1/none")
+    assert cli("cases", "list") == 3
+    assert three_parts(cli.err)
+    assert "Traceback" not in cli.err
+    assert cli("--debug", "cases", "list") == 3
+    assert "Traceback" in cli.err
+    assert "s3cr3t" not in cli.out + cli.err
+
+
+def test_an_unexpected_error_says_so_without_traceback_or_password(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run("control", "ALTER TABLE pause RENAME TO pause_away")
+    try:
+        assert cli("pause", "orders", "--why", "x") == 1
+    finally:
+        world.run("control", "ALTER TABLE pause_away RENAME TO pause")
+    assert "Something unexpected: UndefinedTable" in cli.err
+    assert three_parts(cli.err)
+    assert "Traceback" not in cli.err
+
+
+def test_wrong_settings_end_with_2_and_every_line(world: World, cli: Cli) -> None:
+    content = json.loads(world.config.read_text())
+    content["policy"]["lease"] = "soon"
+    content["topics"]["orders"]["mode"] = "fix"
+    world.config.write_text(json.dumps(content))
+    assert cli("check") == 2
+    assert "policy.lease: 'soon'; allowed: a number with a unit" in cli.err
+    assert "topics.orders.mode: 'fix'; allowed: 'observe' or 'repair'" in cli.err
+
+
+def test_help_loads_nothing_heavy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from backstop.cli.app import run_app; run_app(['--help']);"
+         "print(sorted({'pyspark', 'great_expectations', 'psycopg2', 'sqlalchemy', 'pydantic', 'redis'} & set(sys.modules)))"],
+        env={**os.environ, "PYTHONPATH": str(PROJECT / "include")}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]"
