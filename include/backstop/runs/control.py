@@ -17,20 +17,15 @@ STATEMENT_LIMIT = timedelta(minutes=10)
 LOCK_LIMIT = timedelta(seconds=30)
 """Locks are held for one small transaction; a longer wait means that its holder hangs."""
 
-_OURS = frozenset({
-    "application_name", "connect_timeout", "target_session_attrs", "keepalives_idle", "keepalives_interval",
-    "keepalives_count", "options",
-})  # fmt: skip
-
 
 def connect(settings: Settings, connections: Connections, *, connect_timeout: int = 10) -> Connection:
     """A new connection to the control database in UTC, autocommit off; StoreUnavailable when it does not answer."""
-    parameters = read_url(connections.url(settings.control))
+    url = connections.url(settings.control)
     try:
-        if parameters is None:
-            raise psycopg2.ProgrammingError
+        if read_url(url) is None:
+            raise psycopg2.ProgrammingError  # not even tried: the server's error would repeat parts of the password
         return psycopg2.connect(
-            **{name: value for name, value in parameters.items() if name not in _OURS},
+            url,
             application_name="backstop",
             connect_timeout=connect_timeout,
             target_session_attrs="read-write",
