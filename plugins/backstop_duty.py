@@ -87,9 +87,7 @@ def url_from_airflow(connection_id: str) -> str | None:
     if connection.conn_type not in ("postgres", "postgresql", "redis", "rediss"):
         return connection.get_uri()
     fields = ("conn_type", "host", "login", "password", "port", "schema")
-    return json.dumps(
-        {name: getattr(connection, name) for name in fields} | {"extra": connection.extra_dejson}
-    )
+    return json.dumps({name: getattr(connection, name) for name in fields} | {"extra": connection.extra_dejson})
 
 
 @contextmanager
@@ -106,9 +104,7 @@ def going_on(opened: Mapping[str, Any]) -> Iterator[tuple[Room, Run]]:
 
 
 @told
-def open_duty(
-    duty: str, topic: str | None, dry_run: bool, count: Callable[[Room, Run], int]
-) -> Opened | None:
+def open_duty(duty: str, topic: str | None, dry_run: bool, count: Callable[[Room, Run], int]) -> Opened | None:
     """Opens a run, then counts what is due; null: nothing is due, and the run is recorded as done.
 
     Raises RunRefused while another run of this duty and scope lives, and whatever `count` raises: the run is
@@ -143,11 +139,12 @@ def reconcile_due(room: Room, run: Run) -> int:
     """Stubs due in the run's scope, after the messages of open cases were looked at again."""
     from backstop.reconcile.count_due import count_due
     from backstop.reconcile.revisit import revisit_cases
+    from backstop.runs.scope import topics_of
     from backstop.stores.protocol import Scope
 
     if not run.dry_run:
         revisit_cases(room.settings, room.connections, room.control, run)
-    scope = Scope() if run.scope == "*" else Scope(topics=run.scope.split(","))
+    scope = Scope(topics=topics_of(run.scope))
     due = count_due(room.settings, room.connections, run.as_of, scope)
     if due.total == 0:
         due.require_reachable()
@@ -157,7 +154,9 @@ def reconcile_due(room: Room, run: Run) -> int:
 def resend_due(room: Room, run: Run) -> int:
     """Requests that may go out now, and claims that nobody finished; paused topics and those in mode observe
     wait."""
-    wanted = None if run.scope == "*" else run.scope.split(",")
+    from backstop.runs.scope import topics_of
+
+    wanted = topics_of(run.scope)
     repair = [
         name for name, topic in room.settings.topics.items()
         if topic.mode == "repair" and (wanted is None or name in wanted)
@@ -245,9 +244,7 @@ def close(opened: Opened, failed: list[str], *, away: bool = False) -> dict[str,
             except Unavailable as error:
                 missed = error
         state = "incomplete" if missed or (failed and away) else "failed" if failed else "done"
-        error_text = (
-            f"failed tasks: {', '.join(sorted(failed))}" if failed else str(missed) if missed else None
-        )
+        error_text = f"failed tasks: {', '.join(sorted(failed))}" if failed else str(missed) if missed else None
         counts = counts_of(room.control, run, int(opened["due"]))
         close_run(room.control, run, state, counts, error=error_text)
     if missed:

@@ -376,3 +376,25 @@ def test_a_control_database_that_is_away_ends_the_run_with_three_sentences(world
     assert all((error.value.what, error.value.kept, error.value.next_step))
     with psycopg2.connect(world.urls["shop_a"]) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM message_stub")
+
+
+def test_a_resend_that_the_broker_refused_for_good_makes_a_case_while_it_is_still_open(
+    world: System, reconcile: Any
+) -> None:
+    key = world.stub("too-large", send_count=2, refusals=2)
+    for number in (1, 2):
+        world.rows(
+            "shop_a",
+            "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
+            " VALUES (%s, %s, %s, 'reconcile', now() - interval '1 minute', 'refused')", *key, number,
+        )  # fmt: skip
+    world.rows(
+        "control",
+        "INSERT INTO resend_request (shard, topic, message_id, send_number, groups, reason, requested_by, state, error)"
+        " VALUES ('shop_a', %s, %s, 2, NULL, 'never_sent', 'reconcile', 'refused', %s)",
+        *key, "refused for good: 2 MB",
+    )  # fmt: skip
+    reconcile()
+    assert world.rows("control", "SELECT kind, consumer_group FROM case_file ORDER BY 2") == [
+        ("refused", "billing"), ("refused", "shipping"),
+    ]  # fmt: skip

@@ -70,10 +70,11 @@ def resend(
 ) -> None:
     """Send what requests ask for and what still fits: claim, publish, settle, until nothing is due."""
     from backstop.resend.work import Planned, run_duty
+    from backstop.runs.scope import name_of
 
     settings, known = context.load_settings(), context.connections()
     _require_topics(settings.topics, topic)
-    scope = ",".join(sorted(set(topic))) if topic else "*"
+    scope = name_of(topic)
     planned: list[Planned] = []
     with out.progress("resend"):
         counts = run_duty(settings, known, scope=scope, dry_run=dry_run, limit=limit, tell=planned.append)

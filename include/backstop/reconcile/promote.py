@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
 
+from backstop.cases.close import close_satisfied
 from backstop.cases.open import open_case
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
@@ -19,7 +20,7 @@ from backstop.errors import StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.reconcile.blast_radius import Radius, too_wide
 from backstop.records import Counts, Key
-from backstop.resend.request import Ask, ask, route_for
+from backstop.resend.request import FOR_GOOD, Ask, ask, route_for
 from backstop.runs.run import Run, hold
 from backstop.stores.protocol import StubOutcome
 from backstop.verdicts.sources import Sources
@@ -40,6 +41,7 @@ _SUMMARIES = {
     "unknown": "{n} deliveries of {topic} to {group} could not be judged for too long",
     "overdue": "{n} deliveries of {topic} to {group} are not done beyond the overdue horizon",
     "stalled": "{n} deliveries of {topic} to {group} were received and not finished; the group takes no duplicates",
+    "refused": "{n} deliveries of {topic} to {group} were refused by the broker for good: too large, or no such topic",
     "no_route": "{n} deliveries of {topic} to {group} cannot be resent without reaching a group that takes no duplicates",
 }
 _SEVERITY = {"mass_loss": "critical", "exhausted": "critical", "new_epoch": "critical"}
@@ -106,6 +108,9 @@ def _promote_control(settings: Settings, control: Any, run: Run) -> Counts:
         cursor.execute(_SQL["findings"], {"run_id": run.run_id})
         for kind, topic, group, shard, message_id in cursor.fetchall():
             members.setdefault((kind, topic, group), []).append((shard, topic, message_id, group))
+        cursor.execute(_SQL["refused_for_good"], {"run_id": run.run_id, "for_good": FOR_GOOD})
+        for topic, group, shard, message_id in cursor.fetchall():
+            members.setdefault(("refused", topic, group), []).append((shard, topic, message_id, group))
         for (kind, topic, group), who in members.items():
             evidence: Mapping[str, object] = held.get((topic, group), {}) if kind == "mass_loss" else {}
             open_case(
@@ -115,6 +120,7 @@ def _promote_control(settings: Settings, control: Any, run: Run) -> Counts:
             )  # fmt: skip
             counts.add("cases")
             counts.add(f"case_{kind}", len(who))
+        counts.add("cases_closed", close_satisfied(cursor, run.run_id))
         cursor.execute(_SQL["begin_promotion"], {"run_id": run.run_id})
     return counts
 

@@ -6,11 +6,12 @@ from collections import defaultdict
 from itertools import islice
 from typing import Any
 
+from backstop.cases.close import close_satisfied
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import Unavailable
 from backstop.named_sql import load
-from backstop.records import Counts, Key, StubStatus
+from backstop.records import Counts, Key, StubStatus, Verdict
 from backstop.runs.run import Run, hold
 from backstop.stores.protocol import StubOutcome
 from backstop.verdicts.judge import Judge
@@ -45,4 +46,11 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
                 except Unavailable as error:
                     judge.sources.missed(f"shard {shard}", error)
                     counts.add("unreachable")
+            done = [
+                (*one.key, one.consumer_group) for one in seen.judged
+                if one.verdict in (Verdict.CONFIRMED, Verdict.VOIDED)
+            ]  # fmt: skip
+            with control, control.cursor() as cursor:
+                hold(cursor, run)
+                counts.add("cases_closed", close_satisfied(cursor, run.run_id, done))
     return counts

@@ -16,6 +16,7 @@ from backstop.reconcile.revisit import revisit_cases
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import Run, close_run, keep_alive, open_run
+from backstop.runs.scope import name_of
 from backstop.stores.protocol import Scope
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def run_once(
     scope = scope or Scope()
     try:
         run = open_run(
-            control, "reconcile", scope_name(scope), settings, dry_run=dry_run, dead_after=dead_after
+            control, "reconcile", name_of(scope.topics), settings, dry_run=dry_run, dead_after=dead_after
         )
         try:
             with keep_alive(lambda: connect(settings, connections), run):
@@ -54,11 +55,6 @@ def run_once(
     if missed:
         raise missed
     return counts
-
-
-def scope_name(scope: Scope) -> str:
-    """The name under which runs of one scope exclude one another: '*' for everything."""
-    return "*" if scope.topics is None else ",".join(sorted(scope.topics))
 
 
 def _steps(

@@ -34,6 +34,7 @@ from backstop.resend.policy import (
 )
 from backstop.resend.request import duplicates_of
 from backstop.runs.run import Run, hold
+from backstop.runs.scope import topics_of
 from backstop.stores.protocol import Claim, StubStore
 from backstop.verdicts.judge import Judge, Judged, Judgement
 
@@ -109,7 +110,7 @@ class Worker:
 def find_due(worker: Worker, cut: datetime) -> dict[Lot, int]:
     """How many requests are due in each lot, oldest first; only topics in mode repair, of the run's scope,
     not paused."""
-    scope = None if worker.run.scope == "*" else set(worker.run.scope.split(","))
+    scope = topics_of(worker.run.scope)
     topics = [
         name for name, topic in worker.settings.topics.items()
         if topic.mode == "repair" and (scope is None or name in scope)

@@ -14,6 +14,8 @@ from backstop.records import Counts, Key
 from backstop.resend.policy import Route, choose_route
 
 _SQL = load("backstop.resend", "queries.sql")
+FOR_GOOD = "refused for good: "
+"""Begins the error of a request that asking again cannot help; reconcile makes a case of it."""
 
 
 @dataclass(frozen=True, slots=True)

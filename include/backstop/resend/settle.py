@@ -17,13 +17,12 @@ from backstop.named_sql import load
 from backstop.records import Outcome, RequestState
 from backstop.resend.claim import Claimed, Request, Worker
 from backstop.resend.policy import Decision, NotNeeded, Postpone, Route, Send
+from backstop.resend.request import FOR_GOOD
 from backstop.runs.run import hold
 from backstop.stores.protocol import Settlement, StubStore
 
 _SQL = load("backstop.resend", "queries.sql")
 _LONGEST_ERROR = 1_000
-FOR_GOOD = "refused for good: "
-"""Begins the error of a request that asking again cannot help."""
 
 
 @dataclass(frozen=True, slots=True)

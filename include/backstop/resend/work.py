@@ -91,8 +91,7 @@ def run_duty(
     limit: int | None = None,
     dead_after: timedelta = DEAD_AFTER, tell: Callable[[Planned], None] = lambda _: None,
 ) -> Counts:  # fmt: skip
-    """The whole duty without an orchestrator: opens the run, works, closes it. `scope`: '*' or topics joined
-    by commas.
+    """The whole duty without an orchestrator: opens the run, works, closes it. `scope`: as `runs.scope` names it.
 
     Raises RunRefused while another run of the scope lives, and what `run_once` raises, after the run was
     closed with it.
