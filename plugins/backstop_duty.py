@@ -113,6 +113,7 @@ def open_duty(duty: str, topic: str | None, dry_run: bool, count: Callable[[Room
     from backstop.errors import ConfigurationError, Unavailable
     from backstop.records import Counts
     from backstop.runs.run import close_run, open_run
+    from backstop.runs.scope import name_of
 
     with control_room() as room:
         if topic is not None and topic not in room.settings.topics:
@@ -121,7 +122,7 @@ def open_duty(duty: str, topic: str | None, dry_run: bool, count: Callable[[Room
                 kept="Nothing was started.",
                 next_step=f"Name one of: {', '.join(room.settings.topics)}.",
             )
-        run = open_run(room.control, duty, topic or "*", room.settings, dry_run=dry_run)
+        run = open_run(room.control, duty, name_of([topic] if topic else None), room.settings, dry_run=dry_run)
         try:
             due = count(room, run)
         except BaseException as error:
