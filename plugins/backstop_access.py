@@ -27,6 +27,4 @@ def reader() -> Callable[..., Any]:
 
 def refuse() -> None:
     """Nobody passes."""
-    raise HTTPException(
-        403, "This Airflow's way of checking access is not known to Backstop: its pages stay closed."
-    )
+    raise HTTPException(403, "This Airflow's way of checking access is not known to Backstop: its pages stay closed.")

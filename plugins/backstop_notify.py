@@ -25,9 +25,7 @@ def tell_failure(context: dict[str, Any]) -> None:
             post(url, notice)
         except OSError as error:
             # The reason may quote the URL, which is a secret of its own: only its kind is told.
-            log.error(
-                "backstop: the notice could not be delivered (%s); the run stays red", type(error).__name__
-            )
+            log.error("backstop: the notice could not be delivered (%s); the run stays red", type(error).__name__)
 
 
 def notice_of(context: dict[str, Any]) -> dict[str, str]:

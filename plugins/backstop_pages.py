@@ -150,10 +150,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "<p>None.</p>"
     head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    lines = [
-        "<tr>" + "".join(f"<td>{shown(value)}</td>" for value in row.values()) + "</tr>"
-        for row in rows[:LIMIT]
-    ]
+    lines = ["<tr>" + "".join(f"<td>{shown(value)}</td>" for value in row.values()) + "</tr>" for row in rows[:LIMIT]]
     more = f"<p>Only the first {LIMIT} are shown.</p>" if len(rows) > LIMIT else ""
     return f"<table><tr>{head}</tr>{''.join(lines)}</table>{more}"
 

@@ -45,16 +45,12 @@ class Control:
 
     def stage(self, run_id: int, *, complete: bool = True) -> None:
         self.rows("UPDATE run SET stage = 1 WHERE run_id = %s", run_id)
-        self.rows(
-            "INSERT INTO staged_count VALUES (%s, 1, 'orders', 'billing', 'CONFIRMED', 3, 0, 3)", run_id
-        )
+        self.rows("INSERT INTO staged_count VALUES (%s, 1, 'orders', 'billing', 'CONFIRMED', 3, 0, 3)", run_id)
         self.rows(
             "INSERT INTO staged_stub VALUES (%s, 1, 'shop_a', 'orders', 'm', 'pending', 'confirmed', 1, 3)",
             run_id,
         )
-        self.rows(
-            "INSERT INTO staged_read VALUES (%s, 1, 'shard shop_b', 0, %s, 'it is away')", run_id, complete
-        )
+        self.rows("INSERT INTO staged_read VALUES (%s, 1, 'shard shop_b', 0, %s, 'it is away')", run_id, complete)
 
     def request(self, topic: str, state: str = "open", *, due: str = "-1s", number: int = 2) -> None:
         claimed = state == "claimed"

@@ -64,9 +64,7 @@ def airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "report.json"
 
 
-def submit(
-    airflow: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0, xcoms: Any = None
-) -> dict[str, Any]:
+def submit(airflow: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0, xcoms: Any = None) -> dict[str, Any]:
     """What the stand-in saw when the operator ran for OPENED."""
     programs = airflow.parent / "bin"
     programs.mkdir()
@@ -86,9 +84,7 @@ class Xcoms(dict[str, Any]):
         self[key] = value
 
 
-def test_connections_go_by_a_private_file_that_is_gone_afterwards(
-    airflow: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_go_by_a_private_file_that_is_gone_afterwards(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = submit(airflow, monkeypatch)
     assert seen["mode"] == stat.S_IRUSR | stat.S_IWUSR
     assert seen["folder_mode"] == stat.S_IRWXU

@@ -26,6 +26,7 @@ from backstop.local.prepare import prepare
 
 SECONDS = 300.0
 """For one run on a busy machine; a quiet one takes half a minute."""
+pytestmark = pytest.mark.timeout(900)
 QUICK = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))
 """As backstop.yaml has it for the embedded platform."""
 IDS = tuple(f"order-{number}" for number in range(3))
@@ -162,25 +163,19 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(live: Li
     live.wait_for(asked_for, "requests for what was never sent")
     run_id, tasks = found[-1]
     assert set(tasks.values()) == {"success"}
-    live.wait_for(
-        lambda: live.rows("control", "SELECT DISTINCT state FROM resend_request") == [("sent",)], "the resend"
-    )
+    live.wait_for(lambda: live.rows("control", "SELECT DISTINCT state FROM resend_request") == [("sent",)], "the resend")
     assert live.published() == len(IDS)
-    live.wait_for(
-        lambda: [str(run["state"]) for run in live.api.dag_runs("resend")][:1] == ["success"], "resend's end"
-    )
+    live.wait_for(lambda: [str(run["state"]) for run in live.api.dag_runs("resend")][:1] == ["success"], "resend's end")
     (woken,) = live.api.dag_runs("resend")
     assert woken["run_type"] == "asset_triggered"
 
     # Every audit left its row and its site; the button leads there, for readers only.
-    control_run = live.rows("control", "SELECT max(run_id) FROM run WHERE duty = 'reconcile' AND stage > 0")[
-        0
-    ][0]
+    control_run = live.rows("control", "SELECT max(run_id) FROM run WHERE duty = 'reconcile' AND stage > 0")[0][0]
     suites = live.rows("control", "SELECT suite FROM data_check WHERE run_id = %s AND passed", control_run)
     assert {suite for (suite,) in suites} == {"stubs_at_the_door", "logs_at_the_door", "verdicts", "requests"}
-    links = live.api.request(
-        "GET", f"/dags/reconcile/dagRuns/{urllib.request.quote(run_id)}/taskInstances/audit_verdicts/links"
-    )["extra_links"]
+    links = live.api.request("GET", f"/dags/reconcile/dagRuns/{urllib.request.quote(run_id)}/taskInstances/audit_verdicts/links")[
+        "extra_links"
+    ]
     assert links["What this run did"].endswith(f"/backstop/runs/{control_run}")
     for link in links.values():
         assert live.get(urlsplit(link).path)[0] == 200

@@ -109,18 +109,14 @@ def test_a_stranger_is_refused_everywhere(environment: Path, path: str) -> None:
     assert "the report" not in answer.text
 
 
-def test_without_airflows_helpers_everybody_is_refused(
-    environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_airflows_helpers_everybody_is_refused(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "airflow.api_fastapi.core_api.security", None)
     assert backstop_access.reader() is backstop_access.refuse
     assert TestClient(backstop_pages.make_app()).get("/runs").status_code == 403
 
 
 @pytest.mark.parametrize("opened", [{"run_id": 4}, '{"run_id": 4, "token": "t"}'])
-def test_a_button_leads_to_the_run_that_its_task_was_handed(
-    monkeypatch: pytest.MonkeyPatch, opened: object
-) -> None:
+def test_a_button_leads_to_the_run_that_its_task_was_handed(monkeypatch: pytest.MonkeyPatch, opened: object) -> None:
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/prefix/")
     task = SimpleNamespace(op_kwargs={"suite": "verdicts", "opened": opened})
     links = [link.get_link(task, ti_key=None) for link in (RunLink(), DataDocsLink())]

@@ -72,9 +72,7 @@ print("FACTS" + json.dumps("fine"))
 
 def facts(code: str, home: Path, *arguments: str) -> Any:
     """What a fresh interpreter prints, with Airflow at `home` and our folders where Airflow puts them."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "BACKSTOP"))
-    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "BACKSTOP"))}
     environment |= {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -82,9 +80,7 @@ def facts(code: str, home: Path, *arguments: str) -> Any:
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
         "PYTHONPATH": os.pathsep.join((str(ROOT / "include"), str(ROOT / "plugins"))),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.rpartition("FACTS")[2])
 
@@ -124,9 +120,7 @@ def test_a_dag_neither_runs_beside_itself_nor_catches_up_nor_hangs(bag: dict[str
 
 
 @pytest.mark.parametrize("name", DAGS)
-def test_a_run_is_opened_by_a_setup_and_closed_by_a_teardown_whatever_happens(
-    bag: dict[str, Any], name: str
-) -> None:
+def test_a_run_is_opened_by_a_setup_and_closed_by_a_teardown_whatever_happens(bag: dict[str, Any], name: str) -> None:
     tasks = bag["dags"][name]["tasks"]
     assert [name for name, task in tasks.items() if task["setup"]] == ["open_run"]
     assert [name for name, task in tasks.items() if task["teardown"]] == ["close_run"]
@@ -155,9 +149,7 @@ def test_nothing_is_promoted_before_its_audits_and_only_requests_wake_resend(bag
 
 
 @pytest.mark.parametrize("name", DAGS)
-def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(
-    bag: dict[str, Any], name: str
-) -> None:
+def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(bag: dict[str, Any], name: str) -> None:
     for task_id, task in bag["dags"][name]["tasks"].items():
         if task["links"]:
             assert "opened" in task["arguments"], "by this name the button finds the run"
