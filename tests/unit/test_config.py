@@ -281,3 +281,23 @@ def test_a_duration_that_is_printed_can_be_read_back(milliseconds: int) -> None:
 def test_the_backoff_grows_to_its_cap_and_never_overflows() -> None:
     policy = Policy()
     assert [policy.backoff(n).total_seconds() for n in (1, 2, 3, 6, 10_000)] == [180, 360, 720, 3600, 3600]
+
+
+def test_the_how_to_names_every_setting_of_the_policy_with_its_default() -> None:
+    page = (PROJECT / "docs/how-to/configure.md").read_text()
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    defaults: dict[str, str] = {}
+    for line in table:
+        names, values = (cell.strip() for cell in line.split("|")[1:3])
+        for name, value in zip(names.split(", "), values.split(", "), strict=False):
+            defaults[name.strip("`")] = value
+    for name, field in Policy.model_fields.items():
+        value = getattr(Policy(), name)
+        assert name in defaults, f"{name} ({field.description}) is not in the how-to"
+        meant = parse_duration(defaults[name]) if isinstance(value, timedelta) else type(value)(defaults[name])
+        assert meant == value, name
+
+
+def test_the_smallest_file_of_the_how_to_is_accepted() -> None:
+    page = (PROJECT / "docs/how-to/configure.md").read_text()
+    assert parse(page.split("```yaml\n")[1].split("```")[0]).topics["orders"].mode == "observe"

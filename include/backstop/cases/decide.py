@@ -255,8 +255,9 @@ def _finish(conn: Any, settings: Settings, intent: Mapping[str, Any], plan: _Pla
                         for group in ("*", *plan.verdicts[key])]  # fmt: skip
         if settled:
             settle(cur, settled)
-        counts.add("already_done", len(plan.done))
-        counts.add("left_out", len(plan.left_out))
+        for name, number in (("already_done", len(plan.done)), ("left_out", len(plan.left_out))):
+            if number:
+                counts.add(name, number)
         _record(cur, intent, counts, plan.left_out)
         cur.execute(_SQL["withdraw_intention" if plan.left_out or partial else "decided"], intent)
         close_settled(cur)

@@ -114,7 +114,8 @@ def _one(subject: str, opened: Callable[[], Any], conn: Any, skew: Any, topics: 
             )  # fmt: skip
         found = source.check() if topics is None else source.durability(topics)
         for finding in found:
-            yield Finding(f"{subject}: {finding.subject}", finding.good, finding.says, finding.do)
+            about = finding.subject.removeprefix(f"{subject}: ")
+            yield Finding(f"{subject}: {about}", finding.good, finding.says, finding.do)
     except BackstopError as error:
         yield Finding(subject, False, error.what, error.next_step)
 
