@@ -104,12 +104,8 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
         "execution_timeout": timedelta(minutes=15),
     },
     params={
-        "topic": Param(
-            None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"
-        ),
-        "dry_run": Param(
-            False, type="boolean", title="Dry run", description="Judge and stage, promote nothing"
-        ),
+        "topic": Param(None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"),
+        "dry_run": Param(False, type="boolean", title="Dry run", description="Judge and stage, promote nothing"),
     },
     on_failure_callback=tell_failure,
     tags=["backstop"],
@@ -118,9 +114,7 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
 def reconcile() -> None:
     """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
-    judged = SparkDutyOperator(
-        task_id="judge", duty="reconcile", opened=opened, execution_timeout=timedelta(hours=1)
-    )
+    judged = SparkDutyOperator(task_id="judge", duty="reconcile", opened=opened, execution_timeout=timedelta(hours=1))
     stubs = audit.override(task_id="audit_stubs")(suite="stubs_at_the_door", opened=opened)
     logs = audit.override(task_id="audit_logs")(suite="logs_at_the_door", opened=opened)
     verdicts = audit.override(task_id="audit_verdicts")(suite="verdicts", opened=opened)

@@ -83,12 +83,8 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
         "execution_timeout": timedelta(minutes=15),
     },
     params={
-        "topic": Param(
-            None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"
-        ),
-        "dry_run": Param(
-            False, type="boolean", title="Dry run", description="List what would go, publish nothing"
-        ),
+        "topic": Param(None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"),
+        "dry_run": Param(False, type="boolean", title="Dry run", description="List what would go, publish nothing"),
     },
     on_failure_callback=tell_failure,
     tags=["backstop"],
@@ -97,9 +93,7 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
 def resend() -> None:
     """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
-    sent = SparkDutyOperator(
-        task_id="claim_publish_settle", duty="resend", opened=opened, execution_timeout=timedelta(hours=1)
-    )
+    sent = SparkDutyOperator(task_id="claim_publish_settle", duty="resend", opened=opened, execution_timeout=timedelta(hours=1))
     # As a template, because what follows a set-up directly must not have a trigger rule of its own.
     audited = audit_attempts(suite="attempts", opened="{{ ti.xcom_pull(task_ids='open_run') | tojson }}")
     closed = close_run(opened=opened)

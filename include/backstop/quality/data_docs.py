@@ -62,9 +62,7 @@ def validate(
             name=suite_name,
             validation_definitions=[
                 context.validation_definitions.add(
-                    gx.ValidationDefinition(
-                        name=suite_name, data=rows.add_batch_definition_whole_table("run"), suite=suite
-                    )
+                    gx.ValidationDefinition(name=suite_name, data=rows.add_batch_definition_whole_table("run"), suite=suite)
                 )
             ],
             actions=[UpdateDataDocsAction(name=SITE, site_names=[SITE])],
