@@ -125,7 +125,7 @@ def runs_and_seconds(report: Mapping[str, Any]) -> str:
 
 def problems(report: Mapping[str, Any]) -> str:
     if report["ok"]:
-        return "\nOK: everything that was lost was found and repaired once; nothing else was sent again."
+        return "\nOK: what was lost was found and repaired once; nothing else was sent again."
     lines = ["", "NOT OK:"]
     for problem in report["problems"]:
         lines += fold(f"{problem['rule']}: {problem['count']}, as {'; '.join(problem['sample'])}")

@@ -20,13 +20,13 @@ from backstop.local.accounting import machine, page, run_checker
 from backstop.local.faults import change
 from backstop.local.platform import PROJECT, Platform
 from backstop.local.scenario import LEAST_MESSAGES, play
-from backstop.local.settle_down import DUTIES, stop_duties, wait_until_quiet
+from backstop.local.settle_down import DUTIES, let_it_finish
 from backstop.local.stage import Stage
 
 FOLDER = PROJECT / "build" / "demo"
 DEFAULT_MESSAGES = 4000
 QUIET_SECONDS = 600.0
-LAST_RUNS_SECONDS = 180.0
+LAST_RUNS_SECONDS = 300.0
 SCHEDULES = {
     # As often as they can: a run that finds nothing due costs next to nothing.
     "BACKSTOP_RECONCILE_SCHEDULE": "5s",
@@ -91,11 +91,7 @@ def tell(stage: Stage, messages: int) -> dict[str, Any]:
         airflow.wait()
     say("All faults are injected; waiting until Backstop has nothing left to do.")
     with stage.timed("until quiet"):
-        wait_until_quiet(stage, QUIET_SECONDS)
-        stop_duties(stage, stage.platform.airflow.api, LAST_RUNS_SECONDS)
-        # What the last run sent is consumed before it is counted.
-        stage.drained(LAST_RUNS_SECONDS)
-        wait_until_quiet(stage, 1.0)
+        let_it_finish(stage, stage.platform.airflow.api, QUIET_SECONDS, LAST_RUNS_SECONDS)
     with stage.timed("check"):
         report = run_checker(stage.write_places(), stage.ledger.folder)
     report["runs"] = {

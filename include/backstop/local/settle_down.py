@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 from backstop.local.airflow_api import AirflowApi
 from backstop.local.faults import change
 from backstop.local.stage import Stage
@@ -44,14 +46,36 @@ def still_open(stage: Stage) -> dict[str, int]:
 
 
 def stop_duties(stage: Stage, api: AirflowApi, seconds: float) -> None:
-    """No new run begins, and the ones under way end by themselves."""
-    for duty in DUTIES:
-        api.pause(duty)
+    """No new run begins, and none is cut short: a paused DAG would not even finish the run it is in."""
+    deadline = monotonic() + seconds
+    while True:
+        wait_for(
+            "A moment without a run",
+            lambda: not open_runs(stage),
+            max(1.0, deadline - monotonic()),
+            lambda: str(open_runs(stage)),
+            every=0.1,
+        )
+        for duty in DUTIES:
+            api.pause(duty)
+        if not open_runs(stage):
+            return
+        for duty in DUTIES:
+            api.unpause(duty)
 
-    def running() -> list[str]:
-        return [
-            f"{run['dag_id']} {run['dag_run_id']}"
-            for duty in DUTIES for run in api.dag_runs(duty, limit=20) if run["state"] in ("running",)
-        ]  # fmt: skip
 
-    wait_for("The end of the last runs", lambda: not running(), seconds, lambda: str(running()))
+def open_runs(stage: Stage) -> list[tuple[object, ...]]:
+    """The duties' runs that are under way, as (run id, duty)."""
+    return change(stage.control, "SELECT run_id, duty FROM run WHERE finished_at IS NULL", ())
+
+
+def let_it_finish(stage: Stage, api: AirflowApi, seconds: float, last_runs: float) -> None:
+    """Quiet, the duties stopped, everything that was sent consumed, and still quiet."""
+    while True:
+        wait_until_quiet(stage, seconds)
+        stop_duties(stage, api, last_runs)
+        stage.drained(last_runs)
+        if not still_open(stage):
+            return
+        for duty in DUTIES:
+            api.unpause(duty)
