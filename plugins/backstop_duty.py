@@ -238,7 +238,7 @@ def close(opened: Opened, failed: list[str], *, away: bool = False) -> dict[str,
         run = find(room.control, int(opened["run_id"]), str(opened["token"]))
         missed: Unavailable | None = None
         if not failed and run.duty == "reconcile":
-            from backstop.reconcile.judge import require_all_reachable
+            from backstop.reconcile.require_reachable import require_all_reachable
 
             try:
                 require_all_reachable(room.control, run)

@@ -18,7 +18,6 @@ from pyspark.sql import functions as f
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable
 from backstop.named_sql import load
 from backstop.reconcile import record
 from backstop.reconcile.lookup import arrow_schema, with_logs
@@ -151,19 +150,6 @@ def _unread(looks: look.Looks) -> dict[str, str]:
         if not clock_good:
             problems[f"clock of shard {shard}"] = "its clock and the control database's differ"
     return problems
-
-
-def require_all_reachable(control: Any, run: Run) -> None:
-    """Raises StoreUnavailable when this run could not judge everything: it ends red, what it judged stays valid."""
-    with control, control.cursor() as cursor:
-        cursor.execute(_SQL["incomplete_reads"], {"run_id": run.run_id})
-        missed = [f"{subject} ({detail})" for subject, detail in cursor.fetchall()]
-    if missed:
-        raise StoreUnavailable(
-            f"Run {run.run_id} could not read everything: {'; '.join(missed)}.",
-            kept="What depends on it is UNKNOWN or unread, nothing of it is resent, and the rest was judged.",
-            next_step="Bring it back; the next run judges what is still due.",
-        )
 
 
 def _compile(spark: SparkSession, worth_it: bool) -> None:

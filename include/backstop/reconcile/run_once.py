@@ -68,7 +68,8 @@ def _steps(
     due = count_due(settings, connections, run.as_of, scope)
     counts.add("due", due.total)
     if due.total:
-        from backstop.reconcile.judge import judge, require_all_reachable
+        from backstop.reconcile.judge import judge
+        from backstop.reconcile.require_reachable import require_all_reachable
 
         counts += judge(start_spark(), settings, connections, control, run, scope, say=say)
         for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts"):
