@@ -301,3 +301,9 @@ def test_the_how_to_names_every_setting_of_the_policy_with_its_default() -> None
 def test_the_smallest_file_of_the_how_to_is_accepted() -> None:
     page = (PROJECT / "docs/how-to/configure.md").read_text()
     assert parse(page.split("```yaml\n")[1].split("```")[0]).topics["orders"].mode == "observe"
+
+
+def test_a_publish_may_not_take_longer_than_the_rule_counts_on() -> None:
+    (line,) = refused(changed(("brokers/main/options", {"send_timeout": 3600})))
+    assert line.startswith("brokers.main.options.send_timeout: 1h; allowed: <= max_send_duration")
+    from_mapping(changed(("brokers/main/options", {"send_timeout": 30})))

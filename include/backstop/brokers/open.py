@@ -14,6 +14,7 @@ from backstop.config.durations import parse
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError
 
+_DEFAULT_SEND = timedelta(seconds=10)
 _DURATIONS = frozenset({"visibility", "connect_timeout", "send_timeout", "retention"})
 
 
@@ -25,6 +26,8 @@ def open_broker(settings: Settings, connections: Connections, name: str) -> Redi
         raise _wrong(f"brokers.{name}: there is no such broker; allowed: {known}.")
     if broker.kind == "redis_streams":
         options = _options(f"brokers.{name}.options", broker.options)
+        # The rule counts on it: what was not stored by then is never stored.
+        options.setdefault("send_timeout", min(_DEFAULT_SEND, settings.shortest_send(name)))
         return RedisStreams(connections.url(broker.connection), **options)
     raise _wrong(f"brokers.{name}.kind: {broker.kind!r}; allowed: redis_streams.")
 

@@ -44,6 +44,14 @@ def problems(settings: Settings) -> list[Problem]:
 
 
 def _references(settings: Settings) -> Iterator[Problem]:
+    for name, broker in settings.brokers.items():
+        longest = settings.shortest_send(name)
+        written_limit = broker.send_timeout()
+        if written_limit is not None and written_limit > longest:
+            yield Problem(
+                f"brokers.{name}.options.send_timeout", written(written_limit),
+                f"<= max_send_duration of its topics ({written(longest)}): a later store would come after it was called lost",
+            )
     for group, owner in settings.groups.items():
         if owner.store not in settings.consumers:
             yield Problem(f"groups.{group}.store", owner.store, f"one of consumers: {', '.join(settings.consumers)}")

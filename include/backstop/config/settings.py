@@ -61,6 +61,14 @@ class BrokerSettings(_Frozen):
         except PydanticCustomError:
             return None  # the adapter refuses it when it is opened, with the place in the file
 
+    def send_timeout(self) -> timedelta | None:
+        """The limit of one publish, where it is written and can be read."""
+        value = self.options.get("send_timeout")
+        try:
+            return None if value is None else parse(value)
+        except PydanticCustomError:
+            return None  # the adapter refuses it when it is opened, with the place in the file
+
 
 class StubStoreSettings(_Frozen):
     """One producer database (a shard)."""
@@ -192,6 +200,11 @@ class Settings(_Frozen):
     def topics_of(self, group: str) -> tuple[str, ...]:
         """The topics that a group takes."""
         return tuple(topic for topic, settings in self.topics.items() if group in settings.groups)
+
+    def shortest_send(self, broker: str) -> timedelta:
+        """The smallest max_send_duration of a broker's topics: no send to it may take longer."""
+        limits = [self.policy_for(topic).max_send_duration for topic, its in self.topics.items() if its.broker == broker]
+        return min(limits, default=self.policy_for().max_send_duration)
 
     def connection_refs(self) -> tuple[str, ...]:
         """Every connection that these settings name, each once."""
