@@ -1,26 +1,30 @@
 """### reconcile: did every group do its work for every message?
 
-Reads every stub that is due, looks for what its groups logged, gives each delivery one verdict, and asks for
-a resend of what is lost. Nothing is published here: the DAG `resend` does that.
+Reads every stub that is due, looks for what its groups logged, gives each delivery one verdict, and asks for a resend of
+what is lost. Nothing is published here: the DAG `resend` does that.
 
     open_run >> judge (Spark) >> audits >> promote >> audit_requests >> close_run
 
-| task | what it does | when it is red |
-| --- | --- | --- |
-| open_run | opens the run, counts what is due; nothing due: all else is skipped | another run is alive (wait
-for it), or a database is away: bring it back | | judge | reads, looks, decides, stages; promotes nothing |
-read its log: the last lines say what happened, what was not lost and what to do; clear it to judge again | |
-audit_stubs, audit_logs, audit_verdicts | data checks over what was staged | the button Data Docs shows the
-check that broke; nothing was promoted; the next run judges again | | promote | verdicts, requests, cases;
-then the stubs of each shard | clear it, or let the next run finish it: each step may be done twice | |
-ask_for_resend | wakes the DAG `resend`, only when something is to be sent | clear it; `resend` also looks by
-itself every few minutes | | audit_requests | data checks over what was promoted | each resend is judged again
-before it goes out; read the report, pause the topic if in doubt | | close_run | closes the run, whatever
-happened | the run could not read everything: the message names what was away; what was judged stays valid |
+What each task does, and what to do when it is red:
+
+- **open_run** opens the run and counts what is due; with nothing due all else is skipped. Red: another run is alive (wait for
+  it), or a database is away (bring it back).
+- **judge** reads, looks, decides and stages; it promotes nothing. Red: the last lines of its log say what happened, what was
+  not lost and what to do; clear it to judge again.
+- **audit_stubs, audit_logs, audit_verdicts** check what was staged. Red: the button Data Docs shows the check that broke;
+  nothing was promoted, and the next run judges again.
+- **promote** applies verdicts, requests and cases, then the stubs of each shard. Red: clear it, or let the next run finish it;
+  each step may be done twice.
+- **ask_for_resend** wakes the DAG `resend`, only when something is to be sent. Red: clear it; `resend` also looks by itself.
+- **audit_requests** checks what was promoted. Red: read the report, and pause the topic if in doubt; each resend is judged
+  again before it goes out.
+- **close_run** closes the run, whatever happened. Red: the run could not read everything, and the message names what was
+  away; what was judged stays valid.
 
 **By hand**: *Trigger* with `topic` for one topic, `dry_run` to judge and stage without promoting anything.
-**Stop**: `backstop pause --all --why ...` stops every resend at once and leaves judging alone; pausing this
-DAG stops both.
+
+**Stop**: `backstop pause --all --why ...` stops every resend at once and leaves judging alone; pausing this DAG stops the
+judging.
 """
 
 from __future__ import annotations

@@ -1,22 +1,25 @@
 """### resend: publish what is owed, each send number at most once
 
-Takes the requests that are due, judges each message again, publishes what is still needed and settles the
-outcome. Started by `reconcile` when there is something to send, and every few minutes as a net.
+Takes the requests that are due, judges each message again, publishes what is still needed and settles the outcome. Started
+by `reconcile` when there is something to send, and every few minutes as a net.
 
     open_run >> claim_publish_settle (Spark) >> audit_attempts >> close_run
 
-| task | what it does | when it is red |
-| --- | --- | --- |
-| open_run | opens the run, counts the requests due; none: all else is skipped | another run is alive (wait
-for it), or the control database is away: bring it back | | claim_publish_settle | recovers what a crash left,
-then claims, publishes, settles in batches | read its log: what happened, what was not lost, what to do; the
-next run recovers and goes on | | audit_attempts | data checks over what it left behind; runs after a failed
-job, too | the button Data Docs shows the check that broke; pause the topic and look before the next run | |
-close_run | closes the run, whatever happened | the run failed, or something was away: the message names it |
+What each task does, and what to do when it is red:
 
-**Is it safe to run twice?** Yes. A request is for one send number, and only who moves the stub's number
-publishes it. **By hand**: *Trigger* with `topic` for one topic, `dry_run` to list what would go without
-publishing. **Stop**: `backstop pause TOPIC --why ...` (or `--all`) is honoured between two batches.
+- **open_run** opens the run and counts the requests due; with none all else is skipped. Red: another run is alive (wait for
+  it), or the control database is away (bring it back).
+- **claim_publish_settle** recovers what a crash left, then claims, publishes and settles in batches. Red: its log says what
+  happened, what was not lost and what to do; the next run recovers and goes on.
+- **audit_attempts** checks what it left behind, after a failed job too. Red: the button Data Docs shows the check that broke;
+  pause the topic and look before the next run.
+- **close_run** closes the run, whatever happened. Red: the run failed, or something was away: the message names it.
+
+**Is it safe to run twice?** Yes. A request is for one send number, and only who moves the stub's number publishes it.
+
+**By hand**: *Trigger* with `topic` for one topic, `dry_run` to list what would go without publishing.
+
+**Stop**: `backstop pause TOPIC --why ...` (or `--all`) is honoured between two batches.
 """
 
 from __future__ import annotations
