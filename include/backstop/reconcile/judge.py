@@ -74,6 +74,7 @@ def judge(
         with control, control.cursor() as cursor:
             looks = look.look_at_groups(sources, cursor, run.as_of, topics)
             look.look_at_shards(looks, sources, cursor, due.shards)
+        with control, control.cursor() as cursor:
             hold(cursor, run)
             record.record_looks(cursor, run, looks)
         _rows(spark, "policy", frames.POLICY, frames.policy_rows(settings, set(topics)))
