@@ -1,6 +1,5 @@
 """A producer or consumer killed at any commit boundary loses nothing and does nothing twice."""
 
-# ruff: noqa: F811
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The consumer loop on real parts: what is logged, what has effect, what is acknowledged."""
 
-# ruff: noqa: F811
 
 from __future__ import annotations
 

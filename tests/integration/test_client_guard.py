@@ -1,4 +1,3 @@
-# ruff: noqa: F811
 """The guard on a real database: every answer of begin, and every end of a lease."""
 
 from __future__ import annotations

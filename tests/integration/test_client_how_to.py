@@ -1,6 +1,5 @@
 """The how-to's own programs, word for word, on real servers."""
 
-# ruff: noqa: F811
 
 from __future__ import annotations
 

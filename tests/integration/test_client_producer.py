@@ -1,6 +1,5 @@
 """The producer's side on real parts: the stub in the business transaction, the send after it, its end."""
 
-# ruff: noqa: F811
 
 from __future__ import annotations
 

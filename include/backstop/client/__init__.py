@@ -7,8 +7,8 @@ worker is a `Consumer`. Programs in other languages follow docs/wire-contract.md
 
 from backstop.client.consumer import Consumer, Handler, Work
 from backstop.client.keep_connection import KeptConnection
-from backstop.client.run_until_signal import run_until_signal
 from backstop.client.publish import SendState, Sent, send, send_many, settle
+from backstop.client.run_until_signal import run_until_signal
 from backstop.client.stub_writer import NewMessage, Recorded, SendPolicy, record, record_many
 
 __all__ = [
