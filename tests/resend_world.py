@@ -29,6 +29,7 @@ from backstop.resend.request import Ask, ask
 from backstop.resend.work import a_worker, now, run_once, work
 from backstop.runs.control import connect
 from backstop.runs.run import Run, close_run, open_run
+from backstop.runs.scope import name_of
 from backstop.schema.migrate import migrate
 from backstop.verdicts.sources import Sources
 
@@ -107,11 +108,11 @@ class World:
             connection.close()
 
     @contextmanager
-    def run(self, scope: str = "*", duty: str = "resend", **options: Any) -> Iterator[Run]:
+    def run(self, *topics: str, duty: str = "resend", **options: Any) -> Iterator[Run]:
         """An open run, closed at the end unless somebody else has done so."""
         connection = connect(self.settings, self.connections)
         try:
-            run = open_run(connection, duty, scope, self.settings, **options)
+            run = open_run(connection, duty, name_of(topics), self.settings, **options)
             try:
                 yield run
             finally:
@@ -132,9 +133,9 @@ class World:
             with worker.judge.sources:
                 yield worker
 
-    def hooked_resend(self, hooks: Mapping[str, Callable[[], None]], scope: str = "*") -> Counts:
+    def hooked_resend(self, hooks: Mapping[str, Callable[[], None]]) -> Counts:
         """One whole run with hooks around the methods of its stores and brokers."""
-        with self.run(scope) as run, self.worker(run, hooks) as worker:
+        with self.run() as run, self.worker(run, hooks) as worker:
             counts = recover(worker)
             return counts + work(worker, now(worker))
 

@@ -18,6 +18,7 @@ from backstop.records import GROUPS_HEADER, Key
 from backstop.resend.policy import NotNeeded, Postpone, Send, backoff
 from backstop.resend.settle import FOR_GOOD
 from backstop.resend.work import now, plan, run_duty, run_once, work
+from backstop.runs.scope import name_of
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401
 
 
@@ -78,11 +79,11 @@ def test_two_runs_at_once_publish_nothing_twice(world: World) -> None:
     world.ask(wanted)
     done: list[Counter[str]] = []
 
-    def one(scope: str) -> None:
-        with world.run(scope) as run:
+    def one(*topics: str) -> None:
+        with world.run(*topics) as run:
             done.append(Counter(run_once(world.settings, world.connections, run)))
 
-    threads = [threading.Thread(target=one, args=(scope,)) for scope in ("*", TOPIC, f"{OTHER},{TOPIC}")]
+    threads = [threading.Thread(target=one, args=topics) for topics in ((), (TOPIC,), (OTHER, TOPIC))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -197,7 +198,7 @@ def test_a_topic_in_mode_observe_and_topics_out_of_scope_send_nothing(world: Wor
         world.stubs(["m"], topic=topic)
         world.ask(["m"], topic=topic)
     world.set("topics", TOPIC, "mode", to="observe")
-    assert run_duty(world.settings, world.connections, scope=TOPIC) == {}
+    assert run_duty(world.settings, world.connections, scope=name_of([TOPIC])) == {}
     assert run_duty(world.settings, world.connections, scope="*")["published"] == 1
     assert world.copies(TOPIC) == {} and world.copies(OTHER) == {("m", "1"): 1}
 
