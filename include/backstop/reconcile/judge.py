@@ -7,7 +7,7 @@ The order of reading is what makes the rule safe while messages flow; each bar i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -65,8 +65,9 @@ def judge(
     partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
     with Sources(settings, connections) as sources:
         due = read_due(spark, settings, sources, run.as_of, scope, partitions)
-        stubs, broken, topics = quarantine_stubs(due.stubs, settings, control, run)
-        _compile(spark, sum(topics.values()) >= _WORTH_COMPILING)
+        stubs, broken, read = quarantine_stubs(due.stubs, settings, control, run)
+        topics = {one.topic for one in read if one.sound}
+        _compile(spark, sum(one.rows for one in read) >= _WORTH_COMPILING)
         phases.end("read")
         say("read")
 
@@ -77,7 +78,7 @@ def judge(
         with control, control.cursor() as cursor:
             hold(cursor, run)
             record.record_looks(cursor, run, looks)
-        _rows(spark, "policy", frames.POLICY, frames.policy_rows(settings, set(topics)))
+        _rows(spark, "policy", frames.POLICY, frames.policy_rows(settings, topics))
         _rows(spark, "group_tag", frames.GROUP_TAG, frames.group_tag_rows(settings))
         _rows(spark, "start_offset", frames.START_OFFSET, frames.start_offset_rows(settings))
         phases.end("look")
@@ -117,14 +118,15 @@ def judge(
         )
         stage_frame(kept, "staged_verdict", STAGED_VERDICT, run.run_id, stage, settings, connections)
         outcomes = spark.sql(frames.portable_sql("outcome")).select(*STAGED_STUB).union(broken.select(*STAGED_STUB))
-        read = stage_frame(outcomes, "staged_stub", STAGED_STUB, run.run_id, stage, settings, connections)
+        stubs_read = stage_frame(outcomes, "staged_stub", STAGED_STUB, run.run_id, stage, settings, connections)
         with control, control.cursor() as cursor:
             hold(cursor, run)
             for row in by_verdict:
                 cursor.execute(_SQL["stage_count"], {"run_id": run.run_id, "stage": stage, **row.asDict()})
-            subjects = {f"shard {name}": int(name in due.shards) for name in settings.producers}
-            for subject in sorted({*subjects, *sources.unreachable, *_unread(looks)}):
-                detail = sources.unreachable.get(subject) or _unread(looks).get(subject)
+            subjects = {f"shard {name}": sum(one.rows for one in read if one.shard == name) for name in settings.producers}
+            missed = {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable}
+            for subject in sorted({*subjects, *missed}):
+                detail = missed.get(subject)
                 cursor.execute(_SQL["stage_read"], {
                     "run_id": run.run_id, "stage": stage, "subject": subject, "rows_read": subjects.get(subject, 0),
                     "complete": detail is None, "detail": detail,
@@ -132,7 +134,7 @@ def judge(
             phases.end("stage")
             cursor.execute(_SQL["save_phases"], {"run_id": run.run_id, "phases": record.as_json(phases.seconds)})
         say("stage")
-    counts.add("stubs_read", read)
+    counts.add("stubs_read", stubs_read)
     for row in by_verdict:
         counts.add("deliveries", row["deliveries"])
         counts.add(row["verdict"].lower(), row["deliveries"])
@@ -141,14 +143,15 @@ def judge(
     return counts
 
 
-def _unread(looks: look.Looks) -> dict[str, str]:
-    """Evidence that answered, but not well enough to judge by: a clock that is off."""
+def _doubtful_clocks(settings: Settings, looks: look.Looks, away: Mapping[str, str]) -> dict[str, str]:
+    """Who answered, and is too far from the control database's clock to judge by; what is away is no clock's fault."""
     problems: dict[str, str] = {}
     for (topic, group), seen in looks.groups.items():
-        if not seen.clock_good and topic in looks.queues:
+        store = f"store {settings.groups[group].store}"
+        if not seen.clock_good and topic in looks.queues and store not in away:
             problems[f"clock of group {group}"] = "the clocks of its store, its broker and the control database differ"
     for shard, (clock_good, _) in looks.shards.items():
-        if not clock_good:
+        if not clock_good and f"shard {shard}" not in away:
             problems[f"clock of shard {shard}"] = "its clock and the control database's differ"
     return problems
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -22,10 +23,20 @@ Broken = tuple[str, str, str, str | None, str | None, str | None]
 """store, row_key, reason, topic, message_id, consumer_group"""
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """How many stubs of one shard and topic were read, sound or broken."""
+
+    shard: str
+    topic: str
+    sound: bool
+    rows: int
+
+
 def quarantine_stubs(
     stubs: DataFrame, settings: Settings, control: Any, run: Run
-) -> tuple[DataFrame, DataFrame, dict[str, int]]:
-    """(stubs that keep their contract, broken ones as columns of staged_stub, sound ones by topic).
+) -> tuple[DataFrame, DataFrame, list[Read]]:
+    """(stubs that keep their contract, broken ones as columns of staged_stub, what was read).
 
     The broken are written to `quarantine`.
 
@@ -54,9 +65,10 @@ def quarantine_stubs(
             "broken", f.coalesce("broken", f.when(f.col("copies") > 1, "on_two_shards"))
         )
     checked = checked.localCheckpoint(eager=True)
-    kinds = checked.groupBy("topic", f.isnull("broken").alias("sound")).count().collect()
+    kinds = checked.groupBy("shard", "topic", f.isnull("broken").alias("sound")).agg(f.count("*").alias("rows")).collect()
+    read = [Read(kind["shard"], kind["topic"], kind["sound"], kind["rows"]) for kind in kinds]
     broken = checked.where("broken IS NOT NULL")
-    rows = [] if all(kind["sound"] for kind in kinds) else [
+    rows = [] if all(one.sound for one in read) else [
         (f"shard {row['shard']}", _row_key(row["topic"], row["message_id"]), row["broken"], row["topic"],
          row["message_id"], None)
         for row in broken.collect()
@@ -69,7 +81,7 @@ def quarantine_stubs(
         "send_count", f.lit(0).alias("deliveries"), f.lit(again).alias("next_look_at"),
     )  # fmt: skip
     sound = checked.where("broken IS NULL").select(*stubs.columns)
-    return sound, staged, {kind["topic"]: kind["count"] for kind in kinds if kind["sound"]}
+    return sound, staged, read
 
 
 def quarantine_logs(deliveries: DataFrame, settings: Settings, control: Any, run: Run) -> None:
