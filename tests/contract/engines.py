@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,21 +52,8 @@ def postgresql(directory: Path) -> Iterator[Run]:
             connection.close()
 
 
-@contextmanager
-def spark() -> Iterator[Run]:
+def spark_engine(session: Any) -> Run:
     """The same text over temporary views."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.appName("verdict-rule").master("local[2]")
-        .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2").config("spark.default.parallelism", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )  # fmt: skip
 
     def run(name: str, tables: Mapping[str, Rows]) -> list[dict[str, Any]]:
         for relation, columns in RELATIONS[name].items():
@@ -77,7 +62,4 @@ def spark() -> Iterator[Run]:
             session.createDataFrame(rows, schema).createOrReplaceTempView(relation)
         return [row.asDict() for row in session.sql(frames.portable_sql(name)).collect()]
 
-    try:
-        yield run
-    finally:
-        session.stop()
+    return run

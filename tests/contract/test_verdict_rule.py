@@ -24,9 +24,9 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, engines.Run]]:
-    with engines.postgresql(tmp_path_factory.mktemp("pg")) as postgresql, engines.spark() as spark:
-        yield {"postgresql": postgresql, "spark": spark}
+def runs(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[Mapping[str, engines.Run]]:
+    with engines.postgresql(tmp_path_factory.mktemp("pg")) as postgresql:
+        yield {"postgresql": postgresql, "spark": engines.spark_engine(spark)}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from backstop.errors import StoreUnavailable
 from backstop.local.child import descendants
 from backstop.named_sql import load
 from backstop.records import Key
-from backstop.runs.spark_session import start_session
 from backstop.stores.postgresql_connection import PostgresConnection
 from backstop.stores.protocol import STUB_COLUMNS, Scope
 from store_world import PostgresWorld
@@ -179,16 +177,12 @@ def test_finding_what_is_due_and_what_was_left_under_way_reads_no_history(
 
 
 def test_spark_reads_each_due_stub_once_through_the_scan(
-    with_history: tuple[PostgresWorld, datetime], monkeypatch: pytest.MonkeyPatch
+    with_history: tuple[PostgresWorld, datetime], spark: Any
 ) -> None:
     world, _ = with_history
     odd = ["it's ?", 'a "b" {fn now()}', "back\\slash", "per%cent:x", "emoji-🚚"]
     for topic in odd:
         world.put_stub(topic=topic, message_id=topic, next_check_at=datetime.now(UTC) - timedelta(hours=1))
-    (jar,) = Path(__file__).parents[2].glob(".local/jars/postgresql-*.jar")
-    monkeypatch.setenv("BACKSTOP_JDBC_JAR", str(jar))
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    spark = start_session("scan", "local[2]")
     try:
         with world.stubs() as store:
             scan = store.scan_due(datetime.now(UTC), Scope(topics=[*odd, "orders"]), 3)
@@ -197,7 +191,6 @@ def test_spark_reads_each_due_stub_once_through_the_scan(
         frame = spark.read.jdbc(url, table, predicates=list(scan.predicates), properties=properties)
         rows = frame.select(*STUB_COLUMNS).collect()
     finally:
-        spark.stop()
         world.run("producer", "DELETE FROM message_stub WHERE topic <> 'orders'")
     assert len(rows) == DUE + len(odd)
     assert {row["topic"] for row in rows} == {*odd, "orders"}

@@ -15,7 +15,6 @@ from backstop.local.valkey import Valkey
 from backstop.reconcile.run_once import run_once
 from backstop.records import Counts, Key
 from backstop.runs.run import Run, close_run, open_run
-from backstop.runs.spark_session import start_session
 from system import System, build_template, system
 
 
@@ -30,13 +29,6 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
     with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    session = start_session("test reconcile", master="local[2]")
-    yield session
-    session.stop()
 
 
 @pytest.fixture

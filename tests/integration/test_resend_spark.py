@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backstop.errors import Unavailable
 from backstop.local.ports import free_port
-from backstop.runs.spark_session import start_session
 from resend_world import OTHER, ROOT, TOPIC, World, ids, servers, world  # noqa: F401
 
 sys.path.insert(0, str(ROOT))
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "include")]))
-        patch.setenv("BACKSTOP_JDBC_JAR", str(_driver()))
-        session = start_session("test of resend", "local[2]")
-        yield session
-        session.stop()
-
-
-def _driver() -> Path:
-    (jar,) = (ROOT / ".local" / "jars").glob("postgresql-*.jar")
-    return jar
 
 
 def test_partitions_share_the_work_and_send_each_number_once(world: World, spark: Any) -> None:

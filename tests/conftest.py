@@ -1,0 +1,38 @@
+"""What every test shares: one Spark session (a JVM takes its classpath at its start, so there can be only one kind)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# `make` sets these; a bare pytest finds what `make setup` installed.
+for name, value in {
+    "PYSPARK_PYTHON": sys.executable,
+    "PYSPARK_DRIVER_PYTHON": sys.executable,
+    "SPARK_LOCAL_IP": "127.0.0.1",
+    "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "BACKSTOP_JDBC_JAR": next((str(jar) for jar in (ROOT / ".local" / "jars").glob("postgresql-*.jar")), ""),
+}.items():
+    os.environ.setdefault(name, value)
+java_home = ROOT / ".local" / "java_home"
+if java_home.exists():
+    os.environ.setdefault("JAVA_HOME", java_home.read_text(encoding="utf-8").strip())
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The session as the duties start it; its workers find the jobs, too."""
+    from backstop.runs.spark_session import start_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "include")]))
+        session = start_session("tests", "local[2]")
+        yield session
+        session.stop()
