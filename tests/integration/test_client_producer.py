@@ -1,6 +1,5 @@
 """The producer's side on real parts: the stub in the business transaction, the send after it, its end."""
 
-
 from __future__ import annotations
 
 import sys
@@ -136,9 +135,7 @@ def test_what_backstop_is_to_send_has_no_number_yet(producer: Database, broker: 
     assert stored(broker) == []
 
 
-def test_a_later_delivery_is_looked_at_after_it_and_never_sent_early(
-    producer: Database, broker: RedisStreams
-) -> None:
+def test_a_later_delivery_is_looked_at_after_it_and_never_sent_early(producer: Database, broker: RedisStreams) -> None:
     due = datetime.now(UTC) + timedelta(hours=1)
     recorded = committed(producer, deliver_at=due)
     assert stub(producer)["next_check_at"] == due + timedelta(seconds=30)
@@ -260,6 +257,17 @@ def test_inside_the_uncommitted_transaction_nothing_is_sent_and_the_transaction_
     kept.close()
 
 
+def test_an_open_transaction_is_seen_by_the_database_when_the_driver_does_not_tell(
+    producer: Database, broker: RedisStreams
+) -> None:
+    connection = producer.connect(connection_factory=Silent)
+    recorded = record(connection, TOPIC, b"x", message_id=ID, policy=POLICY)
+    with pytest.raises(ContractBroken, match="not committed"):
+        send(recorded, broker, lambda: connection)
+    assert stored(broker) == []
+    assert producer.run("SELECT 1 FROM message_stub") == []
+
+
 def test_after_a_rollback_nothing_is_sent(producer: Database, broker: RedisStreams) -> None:
     connection = producer.connect()
     recorded = record(connection, TOPIC, b"x", message_id=ID, policy=POLICY)
@@ -336,10 +344,7 @@ def test_a_send_whose_outcome_cannot_be_stored_is_not_called_failed(
     producer: Database,
 ) -> None:
     recorded = committed(producer)
-    backends = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = 'producer' AND pid <> pg_backend_pid()"
-    )
+    backends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'producer' AND pid <> pg_backend_pid()"
     told = Answering(Outcome.SENT, lambda: producer.run(backends))
     sent = send(recorded, told, producer.connect)  # type: ignore[arg-type]
     assert (sent.state, sent.settled) == (SendState.SENT, False)
@@ -378,9 +383,7 @@ def test_a_batch_with_an_id_twice_writes_nothing(producer: Database) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_values_that_are_not_allowed_are_refused_before_anything_is_written(
-    producer: Database, values: dict[str, Any]
-) -> None:
+def test_values_that_are_not_allowed_are_refused_before_anything_is_written(producer: Database, values: dict[str, Any]) -> None:
     connection = producer.connect()
     given = {"topic": TOPIC, "content": b"", "message_id": ID, **values}
     with pytest.raises(ContractBroken) as raised:
@@ -396,6 +399,12 @@ def test_an_attempt_that_could_end_before_its_send_is_refused() -> None:
         SendPolicy(attempt_timeout=timedelta(seconds=30), max_send_duration=timedelta(seconds=30))
     with pytest.raises(ConfigurationError):
         SendPolicy(first_check=timedelta(seconds=1))
+
+
+class Silent(PlainConnection):
+    """A connection of a driver that does not tell whether a transaction is open."""
+
+    info = None  # type: ignore[assignment]
 
 
 class Positional(PlainConnection):
@@ -419,9 +428,7 @@ class _PositionalCursor:
 
 
 @pytest.mark.parametrize("driver", ["positional", "dictionary cursors"])
-def test_any_driver_will_do(
-    producer: Database, broker: RedisStreams, driver: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_driver_will_do(producer: Database, broker: RedisStreams, driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("positional_driver")
     module.paramstyle = "format"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "positional_driver", module)
