@@ -17,11 +17,11 @@ export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-all up down status lint types
+.PHONY: help setup demo test test-unit test-all up down traffic status lint types
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Settings: SEED=1 MESSAGES=... for the demo; ARGS=... for pytest"
+	@echo "  Settings: SEED=1 MESSAGES=... for the demo; RATE=... for traffic; ARGS=... for pytest"
 
 setup: ## environment, locked dependencies, JDBC driver (skipped when already there)
 	@python3 -I include/backstop/local/setup.py
@@ -43,6 +43,9 @@ up: setup ## the embedded platform with the Airflow UI on the loopback; prints t
 
 down: setup ## stop the embedded platform; nothing is lost
 	@$(PY) -m backstop.local.platform down
+
+traffic: setup ## producers and consumers over the running platform, until Ctrl-C (RATE=20 messages a second)
+	@$(PY) -m backstop.local.traffic $(if $(RATE),--rate $(RATE))
 
 status: setup ## what of the embedded platform runs, and where
 	@$(PY) -m backstop.local.platform status
