@@ -304,8 +304,9 @@ def test_when_the_database_is_away_everything_is_handed_back_uncounted(world: Wo
     world.publish("a", "b", "c")
     away = f"postgresql://nobody:x@127.0.0.1:{free_port()}/x"
     with world.worker(connect=lambda: psycopg2.connect(away, connect_timeout=2)) as consumer:
-        given_back = Counts()
+        given_back, deadline = Counts(), time.monotonic() + 30
         while given_back.get("given_back", 0) <= 3 * DELIVERY_LIMIT:
+            assert time.monotonic() < deadline, f"not handed back: {given_back}"
             with pytest.raises(StoreUnavailable) as raised:
                 while True:
                     consumer.run_once(given_back)
