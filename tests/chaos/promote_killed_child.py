@@ -1,0 +1,38 @@
+"""Promotes one judged run and is killed at a boundary: `promote_killed_child.py CASE.json`, from test_promote_kills.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.reconcile import promote as subject
+from backstop.runs.control import connect
+from backstop.runs.run import find
+
+
+def die(*_: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+case = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+settings, connections = Settings.model_validate(case["settings"]), Connections(resolver=case["urls"].get)
+control = connect(settings, connections)
+run = find(control, case["run_id"], case["token"])
+if case["boundary"] == "inside the control transaction":
+    subject.close_satisfied = die  # its last statement but one
+elif case["boundary"] == "after the control commit":
+    subject._promote_shards = die
+else:
+    shards = subject.Sources.shard
+
+    def second_shard_dies(self: Any, name: str) -> Any:
+        return die() if name == "shop_b" else shards(self, name)
+
+    subject.Sources.shard = second_shard_dies  # type: ignore[method-assign]
+subject.promote(settings, connections, control, run)

@@ -1,0 +1,77 @@
+"""A promotion that is killed at any commit boundary is finished by the next run, and asks for nothing twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from backstop.reconcile.judge import judge
+from backstop.reconcile.run_once import run_once
+from backstop.runs.run import Run, open_run
+from backstop.stores.protocol import Scope
+from system import System, build_template, settings_dict, system
+
+CHILD = Path(__file__).with_name("promote_killed_child.py")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
+    ):
+        build_template(postgres)
+        yield postgres, valkey
+
+
+def no_audit(run: Run, suite: str) -> None:
+    """The suites have tests of their own."""
+
+
+def statuses(world: System) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for shard in ("shop_a", "shop_b"):
+        found.update(dict(world.rows(shard, "SELECT message_id, status FROM message_stub")))
+    return found
+
+
+@pytest.mark.parametrize("boundary", ["inside the control transaction", "after the control commit", "between two shards"])
+def test_a_killed_promotion_is_finished_by_the_next_run(
+    boundary: str, servers: tuple[Postgres, Valkey], spark: Any, tmp_path: Path
+) -> None:
+    with system(*servers) as world:
+        for shard in ("shop_a", "shop_b"):
+            world.sent(f"done-{shard}", shard=shard)
+        world.consume("billing")
+        world.consume("shipping")
+        world.sent("lost", shard="shop_b")
+        world.pass_over("billing")
+        world.consume("shipping")
+        control = world.control()
+        run = open_run(control, "reconcile", "*", world.settings)
+        judge(spark, world.settings, world.connections, control, run, Scope())
+        case = tmp_path / "case.json"
+        case.write_text(json.dumps({
+            "settings": settings_dict(), "urls": world.urls, "run_id": run.run_id, "token": run.token, "boundary": boundary,
+        }))  # fmt: skip
+        ended = subprocess.run([sys.executable, str(CHILD), str(case)], capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        before = statuses(world)
+        assert before["done-shop_b"] == "pending"
+        assert before["done-shop_a"] == ("confirmed" if boundary == "between two shards" else "pending")
+
+        run_once(world.settings, world.connections, lambda: spark, no_audit, dead_after=timedelta(0))
+        assert statuses(world) == {"done-shop_a": "confirmed", "done-shop_b": "confirmed", "lost": "pending"}
+        asked = world.rows("control", "SELECT message_id, send_number, groups FROM resend_request")
+        assert asked == [("lost", 2, ["billing"])]
+        control.close()
