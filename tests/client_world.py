@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import redis
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
+from backstop.schema.revisions import whole
 
 TOPIC, GROUP = "orders", "billing"
 VISIBILITY = timedelta(seconds=1)
@@ -52,16 +52,12 @@ class Database:
         return row
 
 
-def schema(role: str, file: str) -> str:
-    return files("backstop.schema").joinpath(role, file).read_text(encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     with Postgres(tmp_path_factory.mktemp("postgres")) as server:
         for name, statements in {
-            "producer": (schema("producer", "0001_stubs.sql"), BUSINESS),
-            "consumer": (schema("consumer", "0001_logs.sql"), EFFECT),
+            "producer": (whole("producer"), BUSINESS),
+            "consumer": (whole("consumer"), EFFECT),
         }.items():
             server.create_database(name)
             for statement in statements:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.resources import files
 from typing import Any
 
 import psycopg2
@@ -19,14 +18,11 @@ from backstop.config.settings import Settings
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 from backstop.records import Key, Message, Outcome
+from backstop.schema.revisions import whole
 
 ROLES = {
-    "control": ("control", "0001_control.sql"),
-    "shop_a": ("producer", "0001_stubs.sql"),
-    "shop_b": ("producer", "0001_stubs.sql"),
-    "billing_db": ("consumer", "0001_logs.sql"),
-    "shipping_db": ("consumer", "0001_logs.sql"),
-}
+    "control": "control", "shop_a": "producer", "shop_b": "producer", "billing_db": "consumer", "shipping_db": "consumer",
+}  # fmt: skip
 POLICY: dict[str, Any] = {
     "max_clock_skew": "0.5s", "max_send_duration": "1s", "longest_transaction": "1s", "attempt_timeout": "2s",
     "claim_timeout": "10s", "first_check": "2s", "lease": "4s", "sweep_interval": "2s", "retry_after": "1s",
@@ -41,12 +37,11 @@ POLICY: dict[str, Any] = {
 
 def build_template(postgres: Postgres) -> None:
     """Databases `template_<role>` with the shipped schema, which every test's databases are copied from."""
-    for role, (folder, file) in {r: f for r, f in ROLES.items() if r in ("control", "shop_a", "billing_db")}.items():
-        postgres.create_database(f"template_{role}")
-        sql = files("backstop.schema").joinpath(folder, file).read_text(encoding="utf-8")
-        connection = psycopg2.connect(postgres.admin_dsn(f"template_{role}"))
+    for name in ("control", "shop_a", "billing_db"):
+        postgres.create_database(f"template_{name}")
+        connection = psycopg2.connect(postgres.admin_dsn(f"template_{name}"))
         with connection, connection.cursor() as cursor:
-            cursor.execute(sql)
+            cursor.execute(whole(ROLES[name]))
         connection.close()
 
 
@@ -155,7 +150,7 @@ def system(postgres: Postgres, valkey: Valkey, **changes: Any) -> Iterator[Syste
     admin.autocommit = True
     template = {"control": "control", "producer": "shop_a", "consumer": "billing_db"}
     with admin.cursor() as cursor:
-        for role, (folder, _) in ROLES.items():
+        for role, folder in ROLES.items():
             cursor.execute(f"CREATE DATABASE {name}_{role} TEMPLATE template_{template[folder]}")
             urls[role] = postgres.admin_dsn(f"{name}_{role}")
     broker = RedisStreams(valkey.url())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from airflow.sdk.exceptions import AirflowFailException
 import backstop_duty as duty
 from backstop.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
 from backstop.local.postgres import Postgres
+from backstop.schema.revisions import whole
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTROL = files("backstop.schema").joinpath("control/0001_control.sql")
+CONTROL = whole("control")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def control(server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
     monkeypatch.setenv("BACKSTOP_DOCS_FOLDER", str(tmp_path / "docs"))
     database = Control(url)
-    database.rows(CONTROL.read_text())
+    database.rows(CONTROL)
     yield database
     database.connection.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +16,11 @@ from fastapi.testclient import TestClient
 import backstop_access
 import backstop_pages
 from backstop.local.postgres import Postgres
+from backstop.schema.revisions import whole
 from backstop_links import DataDocsLink, RunLink
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTROL = files("backstop.schema").joinpath("control/0001_control.sql")
+CONTROL = whole("control")
 NASTY = "<script>alert('o')</script>"
 
 
@@ -31,7 +31,7 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         url = server.admin_dsn("control")
         connection = psycopg2.connect(url)
         with connection, connection.cursor() as cursor:
-            cursor.execute(CONTROL.read_text())
+            cursor.execute(CONTROL)
             cursor.execute(
                 "INSERT INTO run (duty, token, policy_version, code_version, counts)"
                 " VALUES ('reconcile', %s, 'p', 'c', '{\"lost\": 1}')",

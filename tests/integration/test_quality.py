@@ -7,7 +7,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from backstop.errors import AuditFailed, RunLost, StoreUnavailable
 from backstop.local.postgres import Postgres
 from backstop.quality import SUITES, SuiteResult, run_suite
 from backstop.quality.suites import checks_of
+from backstop.schema.revisions import whole
 
 STAGE = 2
-CONTROL = files("backstop.schema").joinpath("control/0001_control.sql")
+CONTROL = whole("control")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def control(server: Postgres, tmp_path: Path) -> Iterator[Control]:
     url = server.admin_dsn(name)
     made = psycopg2.connect(url)
     with made, made.cursor() as cursor:
-        cursor.execute(CONTROL.read_text())
+        cursor.execute(CONTROL)
     made.close()
     database = Control(url, tmp_path / "docs")
     yield database

@@ -24,9 +24,9 @@ from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
 from backstop.runs.watch_parent import EXIT_CODE
+from backstop.schema.revisions import whole
 
 PROJECT = Path(__file__).resolve().parents[2]
-CONTROL_SQL = PROJECT / "include/backstop/schema/control/0001_control.sql"
 SHORT = timedelta(milliseconds=300)
 LONG = timedelta(minutes=2)
 
@@ -57,7 +57,7 @@ def open_connection(
         return opened[-1]
 
     with open_one() as conn, conn.cursor() as cursor:
-        cursor.execute(CONTROL_SQL.read_text())
+        cursor.execute(whole("control"))
     yield open_one
     for conn in opened:
         conn.close()

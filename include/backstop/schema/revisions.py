@@ -28,6 +28,11 @@ def revisions(role: str) -> dict[str, str]:
     return {name[:4]: folder.joinpath(name).read_text(encoding="utf-8") for name in named}
 
 
+def whole(role: str) -> str:
+    """Every revision's SQL, oldest first, as one script for an empty database."""
+    return "\n".join(revisions(role).values())
+
+
 def version_table(role: str) -> str:
     """Where the applied revision is kept; a name of its own, so that it cannot meet a host application's."""
     return f"backstop_{role}_version"
