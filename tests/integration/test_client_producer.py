@@ -237,6 +237,17 @@ def test_an_unknown_end_is_stored_as_unknown(producer: Database) -> None:
     assert row["attempt_deadline"] is not None, "until then the copy may still arrive"
 
 
+@pytest.mark.parametrize("outcome", [Outcome.SENT, Outcome.UNKNOWN])
+def test_a_send_that_began_late_is_not_past_before_it_can_have_been_stored(producer: Database, outcome: Outcome) -> None:
+    # The rule takes a copy without a trusted offset for stored by attempted_at + max_send_duration.
+    recorded = committed(producer)
+    producer.run("UPDATE message_stub SET attempted_at = attempted_at - interval '1 minute'")
+    send(recorded, Answering(outcome), producer.connect)  # type: ignore[arg-type]
+    row, (attempt,) = stub(producer), attempts(producer)
+    assert row["attempted_at"] + recorded.policy.max_send_duration >= attempt["finished_at"] - timedelta(seconds=1)
+    assert attempt["started_at"] == row["attempted_at"]
+
+
 @pytest.mark.parametrize("how", ["another connection", "the same connection", "a kept connection"])
 def test_inside_the_uncommitted_transaction_nothing_is_sent_and_the_transaction_is_left_alone(
     producer: Database, broker: RedisStreams, how: str

@@ -109,6 +109,7 @@ def settle(
         "queue_epochs": [r.position.epoch if r.position else None for r in receipts],
         "broker_message_ids": [receipt.broker_message_id for receipt in receipts],
         "errors": [_storable(receipt.error) for receipt in receipts],
+        "max_send_seconds": [one.policy.max_send_duration.total_seconds() for one in recorded],
         "broker": broker_name,
     }
     found = connect.run(_SQL["settle"], values)

@@ -43,8 +43,9 @@ LEFT JOIN message_stub s ON s.topic = g.topic AND s.message_id = g.message_id;
 WITH given AS (
     SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(tokens)s::uuid[], %(outcomes)s::text[],
             %(queue_ids)s::integer[], %(queue_offsets)s::bigint[], %(queue_epochs)s::text[],
-            %(broker_message_ids)s::text[], %(errors)s::text[])
-        AS g (topic, message_id, token, outcome, queue_id, queue_offset, queue_epoch, broker_message_id, error)
+            %(broker_message_ids)s::text[], %(errors)s::text[], %(max_send_seconds)s::float8[])
+        AS g (topic, message_id, token, outcome, queue_id, queue_offset, queue_epoch, broker_message_id, error,
+              max_send_seconds)
 ), held AS (
     SELECT s.topic, s.message_id
     FROM message_stub s
@@ -56,6 +57,8 @@ WITH given AS (
         attempt_token = NULL,
         attempt_requested_by = NULL,
         sent_at = CASE WHEN g.outcome = 'sent' THEN clock_timestamp() END,
+        -- A send that began late may be stored until now: the rule adds max_send_duration to attempted_at.
+        attempted_at = greatest(s.attempted_at, clock_timestamp() - g.max_send_seconds * interval '1 second'),
         refusals = s.refusals + (g.outcome = 'refused')::integer,
         broker = coalesce(%(broker)s::text, s.broker),
         queue_id = g.queue_id,
