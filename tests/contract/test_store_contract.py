@@ -423,6 +423,25 @@ def test_recovery_records_what_is_past_its_deadline_as_unknown_and_leaves_the_re
     assert world.stub("late") == row
 
 
+def test_a_send_that_may_have_begun_late_is_not_past_before_it_can_have_been_stored(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    # The rule takes a copy without a trusted offset for stored by attempted_at + max_send_duration.
+    mine = under_way(world, "settled", 60)
+    under_way(world, "died", -1)
+    deadline = world.stub("died")["attempt_deadline"]
+    world.run("producer", "UPDATE message_stub SET attempted_at = clock_timestamp() - interval '1 hour'")
+    key = Key("orders", "settled")
+    assert store.settle([Settlement(key, 2, mine, Outcome.UNKNOWN, max_send_seconds=30.0)]) == {key}
+    assert store.recover(10, 30.0) == [Key("orders", "died")]
+    late = timedelta(seconds=30)
+    assert datetime.now(UTC) - world.stub("settled")["attempted_at"] < late + timedelta(seconds=5)
+    assert world.stub("died")["attempted_at"] == deadline - late
+    assert {row["message_id"]: row["started_at"] for row in world.attempts()} == {
+        one: world.stub(one)["attempted_at"] for one in ("settled", "died")
+    }
+
+
 def test_recovery_takes_at_most_its_limit_the_oldest_first(world: PostgresWorld, store: StubStore) -> None:
     for seconds in (1, 3, 2):
         under_way(world, f"late-{seconds}", -seconds)

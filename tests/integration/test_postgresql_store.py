@@ -99,7 +99,7 @@ def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statisti
         "queue_offsets": [1],
         "queue_epochs": ["e"],
         "broker_message_ids": [None],
-        "errors": [None],
+        "errors": [None], "max_send_seconds": [None],
         "old_statuses": ["pending"],
         "new_statuses": ["confirmed"],
         "send_counts": [2],

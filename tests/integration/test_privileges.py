@@ -142,6 +142,7 @@ def test_the_application_can_run_the_statements_of_the_wire_contract(server: Pos
         "queue_epochs": [None],
         "broker_message_ids": [None],
         "errors": ["no"],
+        "max_send_seconds": [30],
         "broker": "b",
     }
     for name in ("record", "recorded_content", "look_before_send", "settle"):

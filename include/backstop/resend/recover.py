@@ -40,9 +40,10 @@ def recover(worker: Worker) -> Counts:
     """Brings attempts and requests to an end; what does not answer stays as it is, and is named in
     `worker.missed`."""
     counts = Counts()
+    shortest = min(worker.policy(topic).max_send_duration for topic in worker.settings.topics)
     for name in worker.settings.producers:
         try:
-            while recovered := worker.judge.sources.shard(name).recover(_BATCH):
+            while recovered := worker.judge.sources.shard(name).recover(_BATCH, shortest.total_seconds()):
                 counts.add("recovered_attempts", len(recovered))
         except Unavailable as error:
             worker.miss(f"shard {name}", error.what)

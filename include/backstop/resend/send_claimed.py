@@ -87,7 +87,9 @@ def _send(
         counts.add("published", sum(request.key in contents for request in taken.values()))
     else:
         receipts = {number: not_published("the worker's claim had run out of time") for number in taken}
-    outcomes = settle_attempts(store, claimed.token, worker.broker_name(lot.topic), taken, receipts)
+    outcomes = settle_attempts(
+        store, claimed.token, worker.broker_name(lot.topic), worker.policy(lot.topic).max_send_duration, taken, receipts
+    )
     for number, outcome in outcomes.items():
         ends[number] = end_of_send(outcome, receipts[number], sends[number])
     return ends

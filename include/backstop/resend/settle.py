@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from backstop.brokers.protocol import Receipt
@@ -40,6 +40,7 @@ def settle_attempts(
     store: StubStore,
     token: str,
     broker_name: str,
+    max_send: timedelta,
     requests: Mapping[int, Request],
     receipts: Mapping[int, Receipt],
 ) -> dict[int, Outcome]:
@@ -54,6 +55,7 @@ def settle_attempts(
             key=request.key, send_number=request.send_number, token=token,
             outcome=receipts[request_id].outcome, position=receipts[request_id].position, broker=broker_name,
             broker_message_id=receipts[request_id].broker_message_id, error=_error(receipts[request_id]),
+            max_send_seconds=max_send.total_seconds(),
         )
         for request_id, request in requests.items()
     ]  # fmt: skip

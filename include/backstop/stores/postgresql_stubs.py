@@ -198,6 +198,7 @@ class PostgresStubs:
                     *((position.queue_id, position.offset, position.epoch) if position else (None, None, None)),
                     ended.broker_message_id,
                     None if ended.error is None else _stored_text(ended.error),
+                    ended.max_send_seconds,
                 )
             )
         names = (
@@ -212,11 +213,13 @@ class PostgresStubs:
             "queue_epochs",
             "broker_message_ids",
             "errors",
+            "max_send_seconds",
         )
         return self._changed("settle", columns(rows, names))
 
-    def recover(self, limit: int) -> list[Key]:
-        return [Key(*row) for row in self._connection.rows(_SQL["recover"], {"limit": limit})]
+    def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
+        values = {"limit": limit, "max_send_seconds": max_send_seconds}
+        return [Key(*row) for row in self._connection.rows(_SQL["recover"], values)]
 
     def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime) -> int:
         names = ("topics", "message_ids", "old_statuses", "new_statuses", "send_counts", "next_looks")

@@ -125,9 +125,9 @@ RETURNING s.topic, s.message_id;
 WITH given AS (
     SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(tokens)s::uuid[],
             %(outcomes)s::text[], %(brokers)s::text[], %(queue_ids)s::integer[], %(queue_offsets)s::bigint[],
-            %(queue_epochs)s::text[], %(broker_message_ids)s::text[], %(errors)s::text[])
+            %(queue_epochs)s::text[], %(broker_message_ids)s::text[], %(errors)s::text[], %(max_send_seconds)s::float8[])
         AS g (topic, message_id, send_number, token, outcome, broker, queue_id, queue_offset, queue_epoch,
-              broker_message_id, error)
+              broker_message_id, error, max_send_seconds)
 ), held AS MATERIALIZED (
     SELECT s.topic, s.message_id, s.attempt_groups, s.attempt_requested_by
     FROM (SELECT * FROM given ORDER BY topic, message_id) g
@@ -142,6 +142,8 @@ WITH given AS (
         attempt_requested_by = NULL,
         refusals = s.refusals + (g.outcome = 'refused')::integer,
         sent_at = CASE WHEN g.outcome = 'sent' THEN clock_timestamp() END,
+        -- A send that began late may be stored until now: the rule adds max_send_duration to attempted_at.
+        attempted_at = greatest(s.attempted_at, clock_timestamp() - g.max_send_seconds * interval '1 second'),
         broker = coalesce(g.broker, s.broker),
         queue_id = g.queue_id,
         queue_offset = g.queue_offset,
@@ -179,6 +181,8 @@ WITH late AS MATERIALIZED (
         attempt_token = NULL,
         attempt_groups = NULL,
         attempt_requested_by = NULL,
+        -- Whoever died may have begun to send as late as this, and the rule adds max_send_duration to it.
+        attempted_at = greatest(s.attempted_at, s.attempt_deadline - %(max_send_seconds)s::float8 * interval '1 second'),
         updated_at = clock_timestamp()
     FROM late l
     WHERE s.topic = l.topic AND s.message_id = l.message_id AND s.attempt_token = l.attempt_token

@@ -91,6 +91,9 @@ class Settlement:
     broker: str | None = None
     broker_message_id: str | None = None
     error: str | None = None
+    max_send_seconds: float | None = None
+    """attempted_at moves to so long before now where the send began later than it: a copy without a trusted offset counts
+    as stored by attempted_at + max_send_duration. Null: it began at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +148,12 @@ class StubStore(Protocol):
         """One commit: the stub and its send_attempt row; returns the keys that were still this caller's."""
         ...
 
-    def recover(self, limit: int) -> list[Key]:
-        """Attempts whose deadline is over lose their token and are recorded as unknown; at most `limit`."""
+    def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
+        """Attempts whose deadline is over lose their token and are recorded as unknown; at most `limit`.
+
+        Their attempted_at moves to `max_send_seconds` (the shortest of the shard's topics) before the deadline, the latest
+        instant at which they may have begun; null: they began at once.
+        """
         ...
 
     def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime) -> int:
