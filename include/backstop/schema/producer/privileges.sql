@@ -21,7 +21,7 @@ $$;
 
 -- backstop_app: the application, which records and settles its own sends, and cannot decide what became of a message.
 GRANT SELECT, INSERT ON message_stub TO backstop_app;
-GRANT UPDATE (refusals, broker, queue_id, queue_offset, queue_epoch, broker_message_id, sent_at, attempt_token,
+GRANT UPDATE (refusals, broker, queue_id, queue_offset, queue_epoch, broker_message_id, attempted_at, sent_at, attempt_token,
     attempt_requested_by, updated_at) ON message_stub TO backstop_app;
 GRANT SELECT, INSERT ON send_attempt TO backstop_app;
 
