@@ -111,6 +111,16 @@ class BrokerFaults:
         self._ledger.append(fault, lost)
         return lost
 
+    def undelivered(self, topic: str) -> list[str]:
+        """The ids of first sends that no group has been given yet, oldest first."""
+        found: list[str] = []
+        for queue in range(self._queues(topic)):
+            stream = self._keys.stream(topic, queue)
+            given = max(int(group["last-delivered-id"].partition("-")[0]) for group in self._server.xinfo_groups(stream))
+            ahead = [read_entry(fields) for _, fields in self._server.xrange(stream, f"({given}-0")]
+            found += [message_id for message_id, number in ahead if number == 1]
+        return found
+
     def move_offset(self, fault: str, topic: str, group: str, ids: Sequence[str], at_most: int) -> list[Key]:
         """Moves a group past up to `at_most` messages of one queue; what it skipped, in the ledger."""
         for queue in sorted({queue for queue, _, _, _ in self._entries(topic, set(ids))}):

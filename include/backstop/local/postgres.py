@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -47,15 +48,18 @@ class Postgres:
 
     `directory` gets `data/`, `superuser.password` (0600) and `server.log`. As a context manager it starts
     and stops. Errors: LocalServerError when it does not start, ConfigurationError when root cannot run it.
+    `wrap`: words before the server's command, such as `env NAME=value`; they run as the server's user.
     """
 
     def __init__(
-        self, directory: Path, port: int | None = None, *, version: str = "16", max_connections: int = 200
-    ) -> None:
+        self, directory: Path, port: int | None = None, *, version: str = "16", max_connections: int = 200,
+        wrap: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.directory = directory.resolve()
         self.port = port if port is not None else free_port()
         self.data = self.directory / "data"
         self._max_connections = max_connections
+        self._wrap = tuple(wrap)
         self._bin = installed(version)
         self._child = Child("PostgreSQL", self.directory / "server.log")
 
@@ -86,7 +90,8 @@ class Postgres:
             self._make_data(run_as.prefix, run_as.owner)
         self._write_settings(run_as.owner)
         self._child.start(
-            [*run_as.prefix, str(self._bin / "postgres"), "-D", str(self.data)], env=server_environment()
+            [*run_as.prefix, *self._wrap, str(self._bin / "postgres"), "-D", str(self.data)],
+            env=server_environment(),
         )
         self._child.wait_until(self._accepts_logins, START_SECONDS)
 

@@ -3,6 +3,7 @@ default."""
 
 import importlib.util
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -40,6 +41,7 @@ class Valkey:
 
     `appendfsync="always"` is what a broker needs that promises durability: a reply means the entry is on
     disk. `directory` gets the append-only files, `valkey.password` and `valkey.conf` (0600) and `server.log`.
+    `wrap`: words before the server's command, such as `env NAME=value`.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class Valkey:
         port: int | None = None,
         *,
         appendfsync: Literal["always", "everysec"] = "always",
+        wrap: Sequence[str] = (),
     ) -> None:
         self.directory = directory.resolve()
         self.port = port if port is not None else free_port()
         self._appendfsync = appendfsync
+        self._wrap = tuple(wrap)
         self._child = Child("Valkey", self.directory / "server.log")
 
     def __enter__(self) -> Self:
@@ -88,7 +92,7 @@ class Valkey:
             ),
         )
         self._child.start(
-            [str(installed()), str(configuration)], env=server_environment(), cwd=self.directory
+            [*self._wrap, str(installed()), str(configuration)], env=server_environment(), cwd=self.directory
         )
         self._child.wait_until(self._answers, START_SECONDS)
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,16 @@ def demo_broken(what: str, next_step: str) -> DemoBroken:
 
 
 class Worker:
-    """One child process, which runs a module of backstop.local with a private file of addresses."""
+    """One child process, which runs a module of backstop.local with a private file of addresses.
 
-    def __init__(self, name: str, module: str, places: dict[str, Any], folder: Path) -> None:
+    `command`: the words before the module's name; a test may put its own program there.
+    """
+
+    def __init__(
+        self, name: str, module: str, places: dict[str, Any], folder: Path, command: Sequence[str] = (sys.executable, "-m")
+    ) -> None:
         self.name = name
-        self._module = module
+        self._command = (*command, module)
         self._places = {**places, "owner": os.getpid()}
         self._folder = folder
         self._log = folder / f"{name}.log"
@@ -52,7 +57,7 @@ class Worker:
         descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, str(file)],
+                [*self._command, str(file)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE if self.answers else descriptor,
                 stderr=descriptor, start_new_session=True,
             )  # fmt: skip

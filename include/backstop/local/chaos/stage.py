@@ -1,0 +1,291 @@
+"""Everything a run under fire acts with: servers, links, processes that are started again whenever they end, and ways to look."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import yaml
+
+from backstop.config.load import load
+from backstop.local.chaos.record import Record
+from backstop.local.chaos.schedule import CONSUMERS, LINKS, SERVERS
+from backstop.local.chaos.servers import HOLDS, databases, make_servers, signal_if_there
+from backstop.local.chaos.tcp_proxy import Proxy
+from backstop.local.child import descendants, kill_if_there
+from backstop.local.faults import BrokerFaults, change
+from backstop.local.ledger import Ledger
+from backstop.local.platform import PROJECT
+from backstop.local.ports import LOOPBACK
+from backstop.local.prepare import prepare
+from backstop.local.private_file import write_private
+from backstop.local.workers import Worker
+from backstop.named_sql import load as load_sql
+
+_SQL = load_sql("backstop.local", "business.sql")
+BROKER = "embedded"
+CONNECTIONS = {
+    "backstop_control": "control", "backstop_producer_a": "shop_a", "backstop_producer_b": "shop_b",
+    "backstop_consumer_billing": "billing", "backstop_consumer_shipping": "shipping",
+}  # fmt: skip
+"""Connection id of backstop.yaml -> database."""
+DEAD_AFTER = 8.0
+"""Seconds after which a silent holder of a duty's lease is taken over: above the heartbeat's 5."""
+WATCH_SECONDS = 0.1
+POLICY = {
+    # A broker that is away for seconds refuses everything meanwhile. That is no mass loss, and here no person is there to ask.
+    "blast_share": 1.0, "max_sends": 8, "max_refusals": 40,
+    # 20 deliveries of 2 s, and what a consumer may take.
+    "redelivery_horizon": "45s", "backlog_horizon": "12m",
+}  # fmt: skip
+DELIVERY_LIMIT = 20
+"""Whoever is killed or frozen with a message in hand uses up a delivery; a dead letter is not what this run is about."""
+
+Command = Callable[[str], Sequence[str]]
+"""The words before a child's module, by the child's name."""
+
+
+def plain(name: str) -> Sequence[str]:
+    return (sys.executable, "-m")
+
+
+class Kept:
+    """A process that is started again whenever it ended, unless somebody holds it down."""
+
+    def __init__(self, worker: Worker, record: Record) -> None:
+        self.worker, self._record = worker, record
+        self.turn = threading.RLock()
+        self.held = False
+        self.frozen: list[int] = []
+        self.starts = 0
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
+
+    @property
+    def pid(self) -> int | None:
+        return self.worker.process.pid if self.starts and self.worker.ended() is None else None
+
+    def start(self) -> None:
+        with self.turn:
+            self.worker.start()
+            self.starts += 1
+
+    def watch(self) -> None:
+        with self.turn:
+            code = self.worker.ended() if self.starts else None
+            if code is None or self.held:
+                return
+            self._record.write("process ended", process=self.name, code=code)
+            self.start()
+
+    def kill(self) -> bool:
+        """SIGKILL, with what it started; whether there was somebody to kill."""
+        with self.turn:
+            pid = self.pid
+            if pid is None:
+                return False
+            family = [pid, *descendants(pid)]
+            for one in family:
+                kill_if_there(one)
+            self.worker.process.wait()
+            return True
+
+    def freeze(self) -> list[int]:
+        with self.turn:
+            pid = self.pid
+            self.frozen = [pid, *descendants(pid)] if pid else []
+            for one in self.frozen:
+                signal_if_there(one, signal.SIGSTOP)
+            return self.frozen
+
+    def thaw(self) -> None:
+        with self.turn:
+            for one in self.frozen:
+                signal_if_there(one, signal.SIGCONT)
+            self.frozen = []
+
+    def stop(self) -> None:
+        with self.turn:
+            self.held = True
+            if self.starts:
+                self.thaw()
+                self.worker.stop()
+                with suppress(ProcessLookupError):  # nobody of its session is left, which is what is wanted
+                    os.killpg(self.worker.process.pid, signal.SIGKILL)
+
+
+class Stage:
+    """One system in one folder. `rate`: messages a second, of all producers. `command`: see Command."""
+
+    def __init__(self, folder: Path, seed: int, rate: float, command: Command = plain) -> None:
+        self.folder, self.seed, self.rate, self._command = folder, seed, rate, command
+        self.record = Record(folder / "events.jsonl")
+        self.ledger = Ledger(folder / "ledger")
+        self.servers = make_servers(folder / "servers")
+        self.proxy = Proxy()
+        self.processes: dict[str, Kept] = {}
+        self.config = folder / "backstop.yaml"
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
+        self._server_turns = {name: threading.RLock() for name in SERVERS}
+
+    # -- start and stop
+
+    def start(self, *, without: Collection[str] = ()) -> None:
+        """Servers, schemas, links, processes (but those). Whoever calls it calls `stop`, also after an error."""
+        with ThreadPoolExecutor(len(self.servers)) as pool:
+            for started in [pool.submit(server.start) for server in self.servers.values()]:
+                started.result()
+        self._write_config()
+        self.settings = load(self.config)
+        for server in HOLDS:
+            for database in HOLDS[server]:
+                program: Any = self.servers[server].program
+                program.create_database(database)
+        homes = databases()
+        self.urls = {database: self.servers[server].url(database) for database, server in homes.items()}
+        self.broker_url = self.servers["broker"].url("")
+        prepare(
+            self.settings,
+            {**{ref: self.urls[database] for ref, database in CONNECTIONS.items()}, "backstop_broker": self.broker_url},
+        )
+        for shard in HOLDS["shops"]:
+            change(self.urls[shard], _SQL["make_business_order"], ())
+        for group in ("billing", "shipping"):
+            change(self.urls[group], _SQL["make_effect"], ())
+            change(self.urls[group], _SQL["index_effect"], ())
+        self.broker_faults = BrokerFaults(self.broker_url, self.ledger)
+        for link in LINKS:
+            self.proxy.add(link, self.servers[link.partition(" to ")[2]].port)
+        self._make_processes()
+        for kept in self.processes.values():
+            if kept.name not in without:
+                kept.start()
+        self._watcher.start()
+
+    def stop(self, *, keep: bool) -> None:
+        """`keep`: what was on the small disks stays in the folder."""
+        self._over.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        for kept in self.processes.values():
+            kept.stop()
+        self.proxy.close()
+        for server in self.servers.values():
+            server.thaw()
+            server.skew(0.0)
+            server.free()
+            server.stop()
+            server.let_go(keep=keep)
+
+    def _write_config(self) -> None:
+        written = yaml.safe_load((PROJECT / "backstop.yaml").read_text(encoding="utf-8"))
+        written["policy"] |= POLICY
+        written["brokers"][BROKER]["options"]["delivery_limit"] = DELIVERY_LIMIT
+        self.config.write_text(yaml.safe_dump(written, allow_unicode=True), encoding="utf-8")
+
+    def _make_processes(self) -> None:
+        folder = self.folder / "processes"
+        folder.mkdir(parents=True, exist_ok=True)
+        policy = self.settings.policy_for(None)
+        named = ("first_check", "attempt_timeout", "max_send_duration", "lease", "retry_after")
+        shared = {
+            "ledger": str(self.ledger.folder), "broker_name": BROKER,
+            "broker_options": {
+                **self.settings.brokers[BROKER].options, "send_timeout": policy.max_send_duration.total_seconds(),
+            },
+            "policy": {name: getattr(policy, name).total_seconds() for name in named},
+            "topics": list(self.settings.topics),
+        }  # fmt: skip
+        for shard in HOLDS["shops"]:
+            self.add(f"producer-{shard}", "backstop.local.chaos.producer", {
+                **shared, "shard": shard, "seed": f"{self.seed} {shard}", "rate": self.rate / len(HOLDS["shops"]),
+                "database": self.through("producers to shops", self.urls[shard]),
+                "broker": self.through("producers to broker", self.broker_url),
+            })  # fmt: skip
+        for worker in CONSUMERS:
+            group = worker.partition("-")[0]
+            self.add(worker, "backstop.local.traffic_consumer", {
+                **shared, "group": group, "worker": worker,
+                "database": self.through(f"{group} to {group}", self.urls[group]),
+                "broker": self.through("consumers to broker", self.broker_url),
+            })  # fmt: skip
+        self.add("reconcile", "backstop.local.chaos.duty", self.duty("reconcile"))
+        self.add("resend", "backstop.local.chaos.duty", self.duty("resend"))
+
+    def add(self, name: str, module: str, places: dict[str, Any]) -> Kept:
+        folder = self.folder / "processes"
+        kept = Kept(Worker(name, module, places, folder, self._command(name)), self.record)
+        self.processes[name] = kept
+        return kept
+
+    def duty(self, duty: str, *, dead_after: float = DEAD_AFTER) -> dict[str, Any]:
+        """The places of a process that runs this duty in a loop."""
+        homes = databases()
+        connections = {
+            ref: self.through(f"duties to {homes[database]}", self.urls[database]) for ref, database in CONNECTIONS.items()
+        }
+        connections["backstop_broker"] = self.through("duties to broker", self.broker_url)
+        return {
+            "duty": duty, "config": str(self.config), "docs": str(self.folder / "data-docs"), "connections": connections,
+            "dead_after": dead_after, "every": 1.0,
+        }  # fmt: skip
+
+    def through(self, link: str, url: str) -> str:
+        """The same address by way of the link's proxy."""
+        parts = urlsplit(url)
+        login = parts.netloc.rpartition("@")[0]
+        return urlunsplit(parts._replace(netloc=f"{login}@{LOOPBACK}:{self.proxy.links[link].port}"))
+
+    def write_places(self) -> Path:
+        """Where the checker finds what it compares; mode 0600, because it holds passwords."""
+        policy = self.settings.policy_for(None)
+        file = self.folder / "places.json"
+        write_private(file, json.dumps({
+            "control": self.urls["control"],
+            "producers": {shard: self.urls[shard] for shard in HOLDS["shops"]},
+            "groups": {group: self.urls[group] for group in self.settings.groups},
+            "topics": {topic: list(self.settings.groups_of(topic)) for topic in self.settings.topics},
+            "broker": self.broker_url,
+            "late_after": (policy.max_send_duration + policy.max_clock_skew).total_seconds(),
+            "events": str(self.record.file),
+        }))  # fmt: skip
+        return file
+
+    # -- what runs
+
+    def _watch(self) -> None:
+        while not self._over.wait(WATCH_SECONDS):
+            for kept in list(self.processes.values()):
+                kept.watch()
+            for name, server in self.servers.items():
+                with self._server_turns[name]:
+                    if server.wanted and not server.running:
+                        self.record.write("server ended", server=name)
+                        server.try_to_start()
+
+    def turn_of(self, server: str) -> threading.RLock:
+        """Whoever starts or stops a server holds it."""
+        return self._server_turns[server]
+
+    def stop_producers(self) -> None:
+        for name, kept in self.processes.items():
+            if name.startswith("producer-"):
+                kept.stop()
+
+    def stop_duties(self) -> None:
+        """Between two runs: each finishes the one it is in."""
+        with ThreadPoolExecutor(2) as pool:
+            for stopped in [pool.submit(self.processes[name].stop) for name in ("reconcile", "resend")]:
+                stopped.result()

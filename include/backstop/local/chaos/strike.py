@@ -1,0 +1,138 @@
+"""Do one fault of the schedule, for as long as it lasts, and undo it; the record tells what was really done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import redis
+
+from backstop.errors import BackstopError
+from backstop.local.chaos.schedule import CONSUMERS, Fault
+from backstop.local.chaos.servers import signal_if_there
+from backstop.local.chaos.stage import Stage
+
+LOST_AT_MOST = 4
+UP_SECONDS = 60.0
+_SECOND = {"side by side": signal.SIGUSR2, "taken over": signal.SIGUSR1}
+
+
+def strike(stage: Stage, fault: Fault, over: threading.Event) -> None:
+    """`over`: set when the run is cut short; then the fault ends at once."""
+    with stage.record.lasting(fault.kind, victim=fault.victim, how=fault.how) as facts:
+        _KINDS[fault.kind](stage, fault, over, facts)
+
+
+def kill_process(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    kept = stage.processes[fault.victim]
+    kept.held = True
+    facts["done"] = kept.kill()
+    over.wait(fault.seconds)
+    kept.held = False
+
+
+def freeze_process(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    kept = stage.processes[fault.victim]
+    facts["done"] = bool(kept.freeze())
+    over.wait(fault.seconds)
+    kept.thaw()
+
+
+def kill_server(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    server = stage.servers[fault.victim]
+    with stage.turn_of(fault.victim):
+        facts["done"] = server.running
+        server.kill()
+        over.wait(fault.seconds)
+        server.wanted = True
+
+
+def stop_server(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    server = stage.servers[fault.victim]
+    with stage.turn_of(fault.victim):
+        facts["done"] = server.running
+        server.stop(fault.how)
+        over.wait(fault.seconds)
+        server.wanted = True
+
+
+def kill_backend(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    facts["done"] = stage.servers[fault.victim].kill_a_backend() is not None
+
+
+def freeze_server(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    server = stage.servers[fault.victim]
+    with stage.turn_of(fault.victim):
+        facts["done"] = bool(server.freeze())
+        over.wait(fault.seconds)
+        server.thaw()
+
+
+def cut_link(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    link = stage.proxy.links[fault.victim]
+    before = link.cuts
+    facts["connections"] = stage.proxy.spoil(fault.victim, fault.how)
+    over.wait(fault.seconds)
+    # Half of the silences end as if nothing had been, half with a reset.
+    stage.proxy.mend(fault.victim, cut=int(fault.at * 100) % 2 == 0)
+    facts["cuts"] = link.cuts - before
+    facts["done"] = bool(facts["connections"])
+
+
+def skew_clock(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    server = stage.servers[fault.victim]
+    server.skew(float(fault.how))
+    over.wait(fault.seconds)
+    server.skew(0.0)
+    facts["done"] = True
+
+
+def fill_disk(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    server = stage.servers[fault.victim]
+    facts["done"] = server.small_disk
+    if not server.small_disk:
+        return
+    facts["bytes"] = server.fill()
+    over.wait(fault.seconds)
+    server.free()
+
+
+def run_twice(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    """A second run beside the living one, again and again; a resend is also a second process."""
+    beats, left = 0, fault.seconds
+    while left > 0 and not over.is_set():
+        pid = stage.processes[fault.victim].pid
+        if pid is not None:
+            signal_if_there(pid, _SECOND[fault.how])
+            beats += 1
+        over.wait(min(1.0, left))
+        left -= 1.0
+    facts["done"] = beats > 0
+
+
+def lose_messages(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    """Every consumer stands still for a moment, so that there is something that nobody was given yet."""
+    for name in CONSUMERS:
+        stage.processes[name].freeze()
+    try:
+        over.wait(fault.seconds)
+        lost = 0
+        for topic in stage.settings.topics:
+            ids = stage.broker_faults.undelivered(topic)
+            if ids:
+                lost += len(stage.broker_faults.lose("lost_in_broker", topic, ids, LOST_AT_MOST))
+        facts["lost"] = lost
+    except (BackstopError, redis.RedisError) as error:
+        facts["says"] = str(error)  # the broker is down at this moment, or everything was delivered: nothing is lost
+    finally:
+        for name in CONSUMERS:
+            stage.processes[name].thaw()
+    facts["done"] = bool(facts.get("lost"))
+
+
+_KINDS = {
+    "kill_process": kill_process, "freeze_process": freeze_process, "kill_server": kill_server, "stop_server": stop_server,
+    "kill_backend": kill_backend, "freeze_server": freeze_server, "cut_link": cut_link, "skew_clock": skew_clock,
+    "fill_disk": fill_disk, "run_twice": run_twice, "lose_messages": lose_messages,
+}  # fmt: skip
