@@ -1,7 +1,8 @@
-"""The two engines that run the portable SQL over plain rows: PostgreSQL as at a claim, Spark as in a run."""
+"""The engines that run the portable SQL over plain rows: DuckDB as at a claim, Spark as in a run, PostgreSQL by hand."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,49 +11,56 @@ from typing import Any
 import psycopg2
 
 from backstop.local.postgres import Postgres
-from backstop.verdicts import evaluate, frames
+from backstop.verdicts import frames
+from backstop.verdicts.evaluate import RELATIONS, Engine
 
 Rows = Sequence[Mapping[str, Any]]
 Run = Callable[[str, Mapping[str, Rows]], list[dict[str, Any]]]
-"""(deliveries | verdict | outcome, its input relations) -> its rows"""
+"""(deliveries | delivery | verdict | outcome, its input relations) -> its rows"""
 
-RELATIONS: Mapping[str, Mapping[str, frames.Columns]] = {
-    "deliveries": {
-        "stub": frames.STUB, "policy": frames.POLICY, "group_tag": frames.GROUP_TAG,
-        "start_offset": frames.START_OFFSET,
-    },
-    "verdict": {
-        "instant": frames.INSTANT, "delivery": frames.DELIVERY, "attempt": frames.ATTEMPT,
-        "policy": frames.POLICY, "group_state": frames.GROUP_STATE, "shard_state": frames.SHARD_STATE,
-        "progress": frames.PROGRESS, "dead_letter": frames.DEAD_LETTER, "decision": frames.DECISION,
-    },
-    "outcome": {
-        "instant": frames.INSTANT, "stub": frames.STUB, "judged": frames.JUDGED, "no_taker": frames.NO_TAKER,
-    },
-}  # fmt: skip
+_TYPES = {"string": "text", "int": "int", "bigint": "bigint", "boolean": "boolean", "double": "double precision"}
+
+
+@contextmanager
+def every_engine(directory: Path, session: Any) -> Iterator[dict[str, Run]]:
+    """By name, open until the end."""
+    duckdb = Engine()
+    with postgresql(directory) as in_database:
+        try:
+            yield {"duckdb": duckdb.rows, "postgresql": in_database, "spark": spark(session)}  # type: ignore[dict-item]
+        finally:
+            duckdb.close()
 
 
 @contextmanager
 def postgresql(directory: Path) -> Iterator[Run]:
-    """The rule as `backstop.verdicts.evaluate` runs it."""
-    calls: dict[str, Any] = {
-        "deliveries": evaluate.owed, "verdict": evaluate.judge, "outcome": evaluate.outcome,
-    }  # fmt: skip
+    """The text in a database, as somebody would run it by hand over rows of their own."""
     with Postgres(directory, max_connections=20) as server:
         connection = psycopg2.connect(server.admin_dsn())
         try:
 
             def run(name: str, tables: Mapping[str, Rows]) -> list[dict[str, Any]]:
+                relations = []
+                for relation, columns in RELATIONS[name].items():
+                    typed = ", ".join(f"{column} {_TYPES[kind]}" for column, kind in columns.items())
+                    relations.append(
+                        f"{relation} AS MATERIALIZED (SELECT * FROM jsonb_to_recordset(%({relation})s::jsonb) AS r({typed}))"
+                    )
                 with connection, connection.cursor() as cursor:
-                    found: list[dict[str, Any]] = calls[name](cursor, tables)
-                    return found
+                    # A literal % in the portable text would be read as a parameter; there is none, or this fails.
+                    cursor.execute(
+                        f"WITH {', '.join(relations)} SELECT * FROM ({frames.portable_sql(name)}) AS answer",
+                        {relation: json.dumps(tables[relation]) for relation in RELATIONS[name]},
+                    )
+                    names = [column.name for column in cursor.description]
+                    return [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
 
             yield run
         finally:
             connection.close()
 
 
-def spark_engine(session: Any) -> Run:
+def spark(session: Any) -> Run:
     """The same text over temporary views."""
 
     def run(name: str, tables: Mapping[str, Rows]) -> list[dict[str, Any]]:

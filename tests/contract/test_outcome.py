@@ -15,15 +15,15 @@ from backstop.records import Verdict
 from backstop.verdicts import frames
 
 Row = dict[str, Any]
-ENGINES = ("postgresql", "spark")
+ENGINES = ("duckdb", "postgresql", "spark")
 OVERDUE = 172_800 * S
 COLUMNS = ("stub_id", "old_status", "new_status", "deliveries", "next_look_at")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[Mapping[str, engines.Run]]:
-    with engines.postgresql(tmp_path_factory.mktemp("pg")) as postgresql:
-        yield {"postgresql": postgresql, "spark": engines.spark_engine(spark)}
+    with engines.every_engine(tmp_path_factory.mktemp("pg"), spark) as runs:
+        yield runs
 
 
 def stub(number: int, status: str, **columns: Any) -> Row:

@@ -15,7 +15,7 @@ from tests.contract.truth_table import CASES, NOW
 from backstop.records import Verdict
 from backstop.verdicts import frames
 
-ENGINES = ("postgresql", "spark")
+ENGINES = ("duckdb", "postgresql", "spark")
 ANSWERED = ("verdict", "reason", "eligible", "case_kind", "next_look_at", "missing")
 SEED, TOPICS, STUBS_EACH = 20_260, 230, 12
 RANDOM_FROM = 10_000
@@ -25,8 +25,8 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[Mapping[str, engines.Run]]:
-    with engines.postgresql(tmp_path_factory.mktemp("pg")) as postgresql:
-        yield {"postgresql": postgresql, "spark": engines.spark_engine(spark)}
+    with engines.every_engine(tmp_path_factory.mktemp("pg"), spark) as runs:
+        yield runs
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,9 @@ def test_thousands_of_random_deliveries_are_judged_as_the_oracle_judges_them(
     assert_same(of_random[engine], expected, ANSWERED)
 
 
-def test_both_engines_give_every_column_equal(answers: dict[str, Rows]) -> None:
-    assert_same(answers["spark"], answers["postgresql"], tuple(frames.JUDGED))
+@pytest.mark.parametrize("engine", ["postgresql", "duckdb"])
+def test_all_engines_give_every_column_equal(answers: dict[str, Rows], engine: str) -> None:
+    assert_same(answers["spark"], answers[engine], tuple(frames.JUDGED))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -135,20 +136,20 @@ def test_every_delivery_read_gets_exactly_one_verdict(
 def test_more_seeds_on_the_claims_engine(runs: Mapping[str, engines.Run]) -> None:
     for seed in range(5):
         tables = random_deliveries.judge_tables(seed, 150, 12)
-        assert_same(runs["postgresql"]("verdict", tables), oracle.judge(tables), ANSWERED)
+        assert_same(runs["duckdb"]("verdict", tables), oracle.judge(tables), ANSWERED)
 
 
 def test_absence_is_not_evidence(runs: Mapping[str, engines.Run]) -> None:
     """Whatever is taken away from what was read, a delivery that was not eligible does not become so."""
     tables = random_deliveries.judge_tables(77, 100, 12)
-    before = {identity(r) for r in runs["postgresql"]("verdict", tables) if r["eligible"]}
+    before = {identity(r) for r in runs["duckdb"]("verdict", tables) if r["eligible"]}
     nothing_read: dict[str, Rows] = {
         "group_state": [], "shard_state": [],
         "delivery": [{**d, **dict.fromkeys(frames.LOG)} for d in tables["delivery"]],
         "progress": [{**p, "settled_offset": None} for p in tables["progress"]],
     }  # fmt: skip
     for name, less in nothing_read.items():
-        after = {identity(r) for r in runs["postgresql"]("verdict", {**tables, name: less}) if r["eligible"]}
+        after = {identity(r) for r in runs["duckdb"]("verdict", {**tables, name: less}) if r["eligible"]}
         assert after <= before, name
         assert name == "progress" or not after, name
 

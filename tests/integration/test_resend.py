@@ -323,7 +323,7 @@ def test_a_consumer_database_that_is_away_postpones_what_it_could_tell(world: Wo
     assert world.copies() == {("m", "1"): 1}
 
 
-@pytest.mark.parametrize("moment", ["stubs after", "claim before", "contents after"])
+@pytest.mark.parametrize("moment", ["stub_table after", "claim before", "contents after"])
 def test_a_worker_whose_run_was_closed_publishes_nothing_more(world: World, moment: str) -> None:
     world.stubs(["m"])
     world.ask(["m"])

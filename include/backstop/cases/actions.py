@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from backstop.config.settings import Policy
-from backstop.records import Stub, Verdict
-from backstop.verdicts.judge import Judged
+from backstop.records import Verdict
+from backstop.verdicts.judge import Judged, Promise
 
 ACTIONS: dict[str, str] = {
     "leave": "nothing is done; the same finding opens no new case for these deliveries",
@@ -42,16 +42,16 @@ def is_done(judged: Judged) -> bool:
     return judged.verdict in _DONE
 
 
-def why_not(action: str, judged: Judged, stub: Stub, policy: Policy, as_of: datetime) -> str | None:
+def why_not(action: str, judged: Judged, promise: Promise, policy: Policy, as_of: datetime) -> str | None:
     """Why this action does not fit a delivery that is not done, as the end of a sentence; null: it fits."""
     if judged.verdict is Verdict.IN_PROGRESS and action in ("discard", "void"):
         return "a consumer is working on it now"
     if action in ("discard", "void"):
         return None
-    if as_of >= stub.created_at + policy.replay_horizon:
+    if as_of >= promise.created_at + policy.replay_horizon:
         return "it is older than the replay horizon, beyond which nothing is published"
     if action == "raise":
-        if stub.refusals >= policy.max_refusals:
+        if promise.refusals >= policy.max_refusals:
             return "the broker refused it too often: mend the cause and raise max_refusals in the policy"
         if judged.verdict is not Verdict.EXHAUSTED and not judged.eligible:
             return f"its sends are not used up: it is {judged.verdict} ({judged.reason})"

@@ -29,9 +29,9 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import DecisionRefused, StoreUnavailable
 from backstop.named_sql import load
-from backstop.records import Counts, Key, Stub, StubStatus
+from backstop.records import Counts, Key, StubStatus
 from backstop.resend.request import Ask, ask, route_for
-from backstop.verdicts.judge import Judge, Judged, Judgement
+from backstop.verdicts.judge import Judge, Judged, Judgement, Promise
 
 _SQL = load("backstop.cases", "queries.sql")
 _BATCH = 1_000
@@ -53,7 +53,7 @@ class Decided:
 class _Plan:
     """What fits at this moment, collected over all batches."""
 
-    fits: list[tuple[Judged, Stub]] = field(default_factory=list)
+    fits: list[tuple[Judged, Promise]] = field(default_factory=list)
     done: list[tuple[str, str, str]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     verdicts: dict[Key, dict[str, str]] = field(default_factory=dict)
@@ -215,11 +215,11 @@ def _apply_in_producers(judge: Judge, plan: _Plan, action: str, more: int) -> Co
     for key, stub in {stub.key: stub for _, stub in plan.fits}.items():
         store = judge.sources.shard(stub.shard)
         if action == "void":
-            applied = store.void(key) or _now(judge, stub).status == StubStatus.VOIDED
+            applied = store.void(key) or _is_voided(judge, stub)
             says = "an attempt to send it is under way, or it was just confirmed"
         else:
             wanted = stub.send_count + max(more, 1)
-            applied = store.raise_max_sends(key, wanted) or (_now(judge, stub).max_sends or 0) >= wanted
+            applied = store.raise_max_sends(key, wanted) or _allows(judge, stub, wanted)
             says = "it was just confirmed or withdrawn"
         counts.add("voided" if action == "void" else "raised", int(applied))
         if not applied:
@@ -229,8 +229,14 @@ def _apply_in_producers(judge: Judge, plan: _Plan, action: str, more: int) -> Co
     return counts
 
 
-def _now(judge: Judge, stub: Stub) -> Stub:
-    return judge.sources.shard(stub.shard).stubs([stub.key]).get(stub.key, stub)
+def _is_voided(judge: Judge, promise: Promise) -> bool:
+    now = judge.sources.shard(promise.shard).stubs([promise.key]).get(promise.key)
+    return now is not None and now.status == StubStatus.VOIDED
+
+
+def _allows(judge: Judge, promise: Promise, sends: int) -> bool:
+    now = judge.sources.shard(promise.shard).stubs([promise.key]).get(promise.key)
+    return now is not None and (now.max_sends or 0) >= sends
 
 
 def _finish(conn: Any, settings: Settings, intent: Mapping[str, Any], plan: _Plan, counts: Counts, partial: bool) -> Decided:

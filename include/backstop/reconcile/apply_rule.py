@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.reconcile import record
-from backstop.reconcile.lookup import arrow_schema, with_logs
+from backstop.reconcile.lookup import with_logs
 from backstop.reconcile.quarantine import Read, quarantine_logs, quarantine_stubs
 from backstop.reconcile.read import Due
 from backstop.runs.run import Run, hold
 from backstop.verdicts import frames, look
+from backstop.verdicts.evaluate import table
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.verdicts", "queries.sql")
@@ -133,5 +133,4 @@ def _view(frame: DataFrame, name: str) -> None:
 
 def _rows(spark: SparkSession, name: str, columns: frames.Columns, rows: list[frames.Row]) -> None:
     # An Arrow table becomes a local relation, whose size Spark knows: it is broadcast, and needs no job of its own.
-    table = pa.Table.from_pylist([{column: row[column] for column in columns} for row in rows], arrow_schema(columns))
-    _view(spark.createDataFrame(table), name)
+    _view(spark.createDataFrame(table(columns, rows)), name)

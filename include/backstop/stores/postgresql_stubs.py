@@ -13,9 +13,9 @@ from backstop.errors import ContractBroken
 from backstop.named_sql import load
 from backstop.records import Attempt, Key, Message, Outcome, Stub
 from backstop.stores.postgresql_check import Need, check
-from backstop.stores.postgresql_connection import PostgresConnection, columns, storable
+from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
 from backstop.stores.postgresql_scan import scan
-from backstop.stores.protocol import Claim, Scan, Scope, Settlement, StubOutcome
+from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS, Claim, Scan, Scope, Settlement, StubOutcome
 
 _SQL = load("backstop.stores", "postgresql_stubs.sql")
 _CHUNK = 10_000
@@ -82,10 +82,20 @@ class PostgresStubs:
 
     def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
         values = {**scope_values(as_of, scope), "shard": self._shard}
-        return scan(self._connection, _SQL["scan_stubs"], values, partitions)
+        return scan(self._connection, f"{_SQL['stub_columns']} {_SQL['of_due']}", values, partitions)
 
     def scan_attempts(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
-        return scan(self._connection, _SQL["scan_attempts"], scope_values(as_of, scope), partitions)
+        select = f"{_SQL['attempt_columns']} {_SQL['attempts_of_due']}"
+        return scan(self._connection, select, scope_values(as_of, scope), partitions)
+
+    def stub_table(self, keys: Sequence[Key]) -> Any:
+        select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL['of_keys']}) AS found"
+        values = {**columns(storable_keys(keys), ("topics", "message_ids")), "shard": self._shard}
+        return self._connection.copy(select, values, STUB_COLUMNS)
+
+    def attempt_table(self, keys: Sequence[Key]) -> Any:
+        select = f"SELECT {', '.join(ATTEMPT_COLUMNS)} FROM ({_SQL['attempt_columns']} {_SQL['attempts_of_keys']}) AS found"
+        return self._connection.copy(select, columns(storable_keys(keys), ("topics", "message_ids")), ATTEMPT_COLUMNS)
 
     def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
         return {
@@ -249,8 +259,7 @@ class PostgresStubs:
         self.close()
 
     def _by_key(self, query: str, keys: Iterable[Key]) -> Iterator[tuple[Any, ...]]:
-        asked = [key for key in dict.fromkeys(keys) if storable(key.topic) and storable(key.message_id)]
-        for chunk in _chunks(asked):
+        for chunk in _chunks(storable_keys(keys)):
             yield from self._connection.rows(_SQL[query], columns(chunk, ("topics", "message_ids")))
 
     def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:

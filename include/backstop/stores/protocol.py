@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from backstop.brokers.protocol import Finding
 from backstop.records import Attempt, Key, LogRow, Message, Outcome, Position, Stub
@@ -48,6 +48,13 @@ ATTEMPT_COLUMNS: Mapping[str, str] = {
     "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string", "started_at": "bigint", "finished_at": "bigint",
 }  # fmt: skip
 """One row for each group an attempt was addressed to; `consumer_group` null: all of them."""
+
+
+LOG_COLUMNS: Mapping[str, str] = {
+    "topic": "string", "message_id": "string", "log_state": "string", "log_broken": "string",
+    "lease_expires_at": "bigint", "log_updated_at": "bigint", "log_consumed_at": "bigint",
+}  # fmt: skip
+"""What a verdict needs of a log row; `log_broken` says how it breaks its contract, null when it keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +143,14 @@ class StubStore(Protocol):
         """By key, every number, ascending."""
         ...
 
+    def stub_table(self, keys: Sequence[Key]) -> Any:
+        """By key, on the primary: an Arrow table of STUB_COLUMNS; a key without a row is absent."""
+        ...
+
+    def attempt_table(self, keys: Sequence[Key]) -> Any:
+        """By key: an Arrow table of ATTEMPT_COLUMNS, of those stubs that were sent more than once."""
+        ...
+
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         """What to publish: the only method that reads payloads."""
         ...
@@ -193,6 +208,10 @@ class LogStore(Protocol):
     def logs(self, group: str, keys: Sequence[Key]) -> dict[Key, LogRow]:
         """By key, on the primary; a key that is absent from the answer has no row. Rows that break their contract have
         `invalid` set."""
+        ...
+
+    def log_table(self, group: str, keys: Sequence[Key]) -> Any:
+        """By key, on the primary: an Arrow table of LOG_COLUMNS; a key that is absent from it has no row."""
         ...
 
     def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:

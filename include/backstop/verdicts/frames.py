@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS
+from backstop.stores.protocol import ATTEMPT_COLUMNS, LOG_COLUMNS, STUB_COLUMNS
 
 if TYPE_CHECKING:
     from backstop.config.settings import Policy, Settings
@@ -27,6 +27,10 @@ LOG: Final[Columns] = {
 """What a delivery's log row says; `log_answered`: the primary answered for this key in this run;
 `log_broken`: how the row breaks its contract."""
 
+FOUND_LOG: Final[Columns] = {"consumer_group": "string", **LOG_COLUMNS}
+"""A group's log rows, as the stores give them; the input of delivery.sql."""
+ANSWERED: Final[Columns] = {"consumer_group": "string", "answered": "boolean"}
+"""Whether the primary answered for every key of the group that was asked for."""
 OWED: Final[Columns] = {
     "stub_id": "bigint", "shard": "string", "topic": "string", "message_id": "string", "consumer_group": "string",
     "status": "string", "send_count": "int", "refusals": "int", "max_sends": "int",
@@ -82,7 +86,7 @@ EVIDENCE: Final = (
 
 
 def portable_sql(name: str) -> str:
-    """The text of `deliveries`, `verdict` or `outcome`, for either engine."""
+    """The text of `deliveries`, `delivery`, `verdict` or `outcome`, for either engine."""
     return resources.files("backstop.verdicts").joinpath(f"{name}.sql").read_text(encoding="utf-8")
 
 

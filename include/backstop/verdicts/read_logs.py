@@ -1,0 +1,33 @@
+"""Reads the log rows of owed deliveries by key, group by group; a store that does not answer is never "no row"."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from backstop.errors import Unavailable
+from backstop.records import Key
+from backstop.verdicts import frames
+from backstop.verdicts.evaluate import table
+from backstop.verdicts.sources import Sources
+
+
+def read_logs(sources: Sources, owed: pa.Table, away: set[str]) -> tuple[pa.Table, pa.Table]:
+    """Rows of OWED -> (rows of FOUND_LOG, rows of ANSWERED). A store in `away` is not asked again: each further wait for its
+    time-out would tell nothing new. One that does not answer is added, and noted in `sources.unreachable`."""
+    by_group: dict[str, list[Key]] = {}
+    columns = (owed.column(name).to_pylist() for name in ("consumer_group", "topic", "message_id"))
+    for group, topic, message_id in zip(*columns, strict=True):
+        by_group.setdefault(group, []).append(Key(topic, message_id))
+    logs = [table(frames.FOUND_LOG, [])]
+    answered: list[frames.Row] = []
+    for group, keys in by_group.items():
+        store = sources.settings.groups[group].store
+        if store not in away:
+            try:
+                found = sources.logs_of(group).log_table(group, keys)
+                logs.append(found.add_column(0, "consumer_group", pa.array([group] * found.num_rows, pa.string())))
+            except Unavailable as error:
+                away.add(store)
+                sources.missed(f"store {store}", error)
+        answered.append({"consumer_group": group, "answered": store not in away})
+    return pa.concat_tables(logs), table(frames.ANSWERED, answered)
