@@ -89,8 +89,9 @@ def reconcile(settings: Settings, connections: Connections, docs: Path) -> Once:
     def audit(run: Run, suite: str) -> None:
         run_suite(suite, connections.url(settings.control), run.run_id, None, docs, repair_topics=repair)
 
+    # Temporary views belong to a session: a second run in this process must not share them, as no second driver does.
     return lambda dead_after, topics: run_once(
-        settings, connections, session, audit, scope=Scope(topics=topics), dead_after=dead_after
+        settings, connections, lambda: session().newSession(), audit, scope=Scope(topics=topics), dead_after=dead_after
     )
 
 

@@ -6,6 +6,7 @@ own folder, which needs root.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
@@ -122,13 +123,19 @@ class Server:
         new.replace(self._clock)  # never half a line, whenever it is read
 
     def fill(self) -> int:
-        """Leaves no byte on its disk; how many were taken."""
-        facts = os.statvfs(self.directory)
-        size = facts.f_bavail * facts.f_frsize
+        """Leaves next to no byte on its disk; how many were taken. The server may be faster with some of them."""
+        taken = 0
         with (self.directory / "ballast").open("wb") as file:
-            if size:
-                os.posix_fallocate(file.fileno(), 0, size)
-        return size
+            for piece in (1 << 20, 1 << 12):
+                while True:
+                    try:
+                        os.posix_fallocate(file.fileno(), taken, piece)
+                    except OSError as full:
+                        if full.errno != errno.ENOSPC:
+                            raise
+                        break
+                    taken += piece
+        return taken
 
     def free(self) -> None:
         (self.directory / "ballast").unlink(missing_ok=True)
