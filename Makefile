@@ -17,7 +17,7 @@ export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-all up down traffic status lint types
+.PHONY: help setup bench demo test test-unit test-all up down traffic status lint types
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test-unit: setup ## unit tests only (within 60 s)
 
 test-all: setup lint types ## everything, the long tests too (seeds, soaks)
 	@$(WITH_JAVA) $(PY) -m pytest $(ARGS)
+
+bench: setup ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix); rows in build/bench/results.json
+	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
 
 up: setup ## the embedded platform with the Airflow UI on the loopback; prints the login
 	@$(WITH_JAVA) $(PY) -m backstop.local.platform up

@@ -1,0 +1,53 @@
+"""Runs the benchmarks: `make bench`, `make bench FULL=1`, `make bench ONLY=prefix`.
+
+A module `bench_*.py` of this folder has BENCHMARKS: names of rows -> the function that measures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable
+
+import bench
+from bench.measure import Row, machine, save
+
+Benchmark = Callable[[bool], list[Row]]
+
+
+def main() -> int:
+    """0 when every target was met, 1 when one was missed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--full", action="store_true", help="the large sizes too: tens of GB of disk, and hours")
+    parser.add_argument("--only", default="", help="names that begin so")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for module in sorted(one.name for one in pkgutil.iter_modules(bench.__path__) if one.name.startswith("bench_")):
+        benchmarks: dict[tuple[str, ...], Benchmark] = importlib.import_module(f"bench.{module}").BENCHMARKS
+        for names, benchmark in benchmarks.items():
+            if any(name.startswith(arguments.only) for name in names):
+                print(", ".join(names), flush=True)
+                where = machine()
+                found = benchmark(arguments.full)
+                save(found, where)
+                rows += found
+    if not rows:
+        print(f"There is no benchmark whose name begins with {arguments.only!r}.", file=sys.stderr)
+        return 2
+    print()
+    for row in rows:
+        verdict = {True: "met", False: "MISSED", None: "-"}[row.met]
+        value = "-" if row.value is None else f"{row.value:,.3f}".rstrip("0").rstrip(".")
+        peer = "" if row.peer is None else f" | peer {row.peer:,.3f}".rstrip("0").rstrip(".")
+        print(f"{row.name:26} {value:>12} {row.unit:18} target {row.target:22} {verdict}{peer}")
+        if row.phases:
+            print(" " * 27 + ", ".join(f"{name} {spent:.2f}" for name, spent in row.phases.items()))
+        if row.note:
+            print(" " * 27 + row.note)
+    return 0 if all(row.met is not False for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

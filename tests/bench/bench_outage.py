@@ -1,0 +1,71 @@
+"""reconcile.all_due: how fast what piled up in an outage is judged, audited and confirmed, from the first read to the last commit."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from backstop.quality.audit import run_suite
+from backstop.reconcile.judge import judge
+from backstop.reconcile.promote import promote
+from backstop.runs.control import connect
+from backstop.runs.run import close_run, open_run
+from backstop.runs.spark_session import start_session
+from backstop.stores.protocol import Scope
+from bench.measure import RUNS, Row, median, said
+from bench.world import World, world
+
+STUBS = 1_500_000
+"""Two groups: twice as many deliveries."""
+TARGET = 100_000
+
+
+def bench(full: bool) -> list[Row]:
+    """Every run on a fresh copy of the same data; the Spark session is warm after the first, which is not counted."""
+    phases: dict[str, list[float]] = {}
+    rates: list[float] = []
+    spark = start_session("bench", "local[2]")
+    try:
+        for number in range(RUNS + 1):
+            with world(STUBS, STUBS, all_consumed=True, copied=True) as here, said(f"run {number}"):
+                spent, found = _once(spark, here)
+            if number:
+                rates.append(round(2 * STUBS / spent))
+                for name, seconds in found.items():
+                    phases.setdefault(name, []).append(seconds)
+    finally:
+        spark.stop()
+    value = median(rates)
+    return [Row("reconcile.all_due", value, "deliveries/s", f">= {TARGET:,}", value >= TARGET, rows=2 * STUBS, runs=rates,
+                phases={name: round(statistics.median(seconds), 2) for name, seconds in phases.items()})]  # fmt: skip
+
+
+def _once(spark: Any, here: World) -> tuple[float, dict[str, float]]:
+    control = connect(here.settings, here.connections)
+    run = open_run(control, "reconcile", "*", here.settings)
+    begun = time.perf_counter()
+    judge(spark, here.settings, here.connections, control, run, Scope())
+    judged = time.perf_counter()
+    with tempfile.TemporaryDirectory() as docs:
+        for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts"):
+            run_suite(suite, here.connections.url("control"), run.run_id, None, Path(docs), repair_topics=list(here.settings.topics))
+    audited = time.perf_counter()
+    counts = promote(here.settings, here.connections, control, run)
+    ended = time.perf_counter()
+    close_run(control, run, "done", counts)
+    control.close()
+    confirmed = sum(
+        here.sql(shard, "SELECT count(*) FROM message_stub WHERE status = 'confirmed'")[0][0] for shard in here.settings.producers
+    )
+    if confirmed != STUBS:
+        raise AssertionError(f"{confirmed} of {STUBS} confirmed")
+    found = here.sql("control", "SELECT phases FROM run WHERE run_id = %s", (run.run_id,))[0][0]
+    phases = found if isinstance(found, dict) else json.loads(found)
+    return ended - begun, {**phases, "audit": audited - judged, "promote": ended - audited}
+
+
+BENCHMARKS = {("reconcile.all_due",): bench}

@@ -1,0 +1,204 @@
+"""The world of the reconcile benchmarks: two shards, two groups with a database each, 10 topics of 8 queues, in real servers.
+
+It is made once for each size and kept under .local/bench; a run works on it and puts back what it changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import redis
+
+from backstop.brokers.redis_streams import RedisStreams
+from backstop.brokers.redis_streams.keys import Keys, id_of
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from backstop.named_sql import load
+from backstop.schema.revisions import whole
+from bench.measure import ROOT, said
+
+SQL = load("bench", "history.sql")
+FOLDER = ROOT / ".local" / "bench"
+TOPICS, QUEUES, GROUPS = [f"topic_{n}" for n in range(10)], 8, ("billing", "shipping")
+SHARDS = {"shop_a": 0, "shop_b": 1}
+# The same for both sides of every comparison.
+SERVER = "shared_buffers = '2GB'\nmax_wal_size = '8GB'\nwork_mem = '64MB'\nmaintenance_work_mem = '512MB'\nautovacuum = off\n"
+FRESH = timedelta(days=2)
+"""Older data would be judged as too old to be sent again."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One size of the data, its servers running."""
+
+    postgres: Postgres
+    valkey: Valkey
+    stubs: int
+    due: int
+    everything_in_one: bool = False
+    all_consumed: bool = False
+
+    def url(self, database: str) -> str:
+        return self.postgres.admin_dsn(database)
+
+    def sql(self, database: str, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
+        """One statement, committed by itself (so that VACUUM may be one)."""
+        connection = psycopg2.connect(self.url(database))
+        connection.autocommit = True
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(statement, values)
+                return list(cursor.fetchall()) if cursor.description else []
+        finally:
+            connection.close()
+
+    @property
+    def settings(self) -> Settings:
+        """Production's policy, nothing switched off."""
+        return Settings.model_validate({
+            "control": "control",
+            "brokers": {"embedded": {"kind": "redis_streams", "connection": "broker"}},
+            "producers": {shard: {"connection": shard} for shard in SHARDS},
+            "consumers": {f"{group}_db": {"connection": f"{group}_db"} for group in GROUPS},
+            "groups": {
+                group: {"store": f"{group}_db", "duplicates": "guard", "progress": "acknowledged"} for group in GROUPS
+            },
+            "topics": {topic: {"broker": "embedded", "groups": list(GROUPS), "mode": "repair"} for topic in TOPICS},
+        })  # fmt: skip
+
+    @property
+    def connections(self) -> Connections:
+        names = ["control", *SHARDS, *(f"{group}_db" for group in GROUPS)]
+        urls = {**{name: self.url(name) for name in names}, "broker": self.valkey.url()}
+        return Connections(urls.__getitem__).carrying(urls)
+
+    def epochs(self) -> dict[str, list[Any]]:
+        """Every queue's epoch, as three parallel arrays."""
+        with RedisStreams(self.valkey.url()) as broker:
+            found = [(topic, state.queue_id, state.epoch) for topic in TOPICS for state in broker.queues(topic)]
+        return {name: [row[place] for row in found] for place, name in enumerate(("topics", "queues", "epochs"))}
+
+
+@contextmanager
+def world(
+    stubs: int, due: int, *, everything_in_one: bool = False, all_consumed: bool = False, copied: bool = False
+) -> Iterator[World]:
+    """The servers over data of this size, made when it is not there or too old.
+
+    `everything_in_one`: also the database in which everything lies together, for the hand-written SQL. `all_consumed`: what
+    is due was all consumed, as after an outage of reconcile. `copied`: over a copy, which is thrown away.
+    """
+    folder = FOLDER / f"{stubs}-{due}{'-one' if everything_in_one else ''}{'-consumed' if all_consumed else ''}"
+    made = folder / "made"
+    if made.exists() and _age(made) > FRESH.total_seconds():
+        shutil.rmtree(folder)
+    if folder.exists() and not made.exists():
+        shutil.rmtree(folder)  # a run before was cut off while it made it
+    postgres = Postgres(folder / "postgres")
+    valkey = Valkey(folder / "valkey")
+    if not made.exists():
+        with postgres:
+            pass
+        with (postgres.directory / "data" / "postgresql.auto.conf").open("a") as settings:
+            settings.write(SERVER)
+    with postgres, valkey:
+        here = World(postgres, valkey, stubs, due, everything_in_one, all_consumed)
+        if not made.exists():
+            with said(f"making {stubs:,} stubs and their logs"):
+                _make(here)
+            made.touch()
+        if not copied:
+            yield here
+    if copied:
+        copy = FOLDER / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy, copy_function=_copy)
+        try:
+            with Postgres(copy / "postgres") as postgres, Valkey(copy / "valkey") as valkey:
+                yield World(postgres, valkey, stubs, due, everything_in_one, all_consumed)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+
+
+def _copy(source: str, target: str) -> None:
+    shutil.copy2(source, target)
+    owner = os.stat(source)
+    os.chown(target, owner.st_uid, owner.st_gid)
+
+
+def _age(path: Path) -> float:
+    return time.time() - path.stat().st_mtime
+
+
+def _make(here: World) -> None:
+    _make_broker(here)
+    roles = {"control": "control", **dict.fromkeys(SHARDS, "producer"), **{f"{g}_db": "consumer" for g in GROUPS}}
+    for database, role in roles.items():
+        here.postgres.create_database(database)
+        here.sql(database, whole(role))
+    for shard, of in SHARDS.items():
+        _fill(here, shard, of, stubs=True)
+    for group in GROUPS:
+        _fill(here, f"{group}_db", None, groups=(group,))
+    if here.everything_in_one:
+        here.postgres.create_database("one")
+        here.sql("one", whole("producer"))
+        here.sql("one", whole("consumer"))
+        _fill(here, "one", None, stubs=True, groups=GROUPS)
+        here.sql("one", SQL["groups"], {"groups": list(GROUPS)})
+        here.sql("one", SQL["progress"], {"settled": _settled(here.stubs)})
+    for database in [*roles, *(["one"] if here.everything_in_one else [])]:
+        here.sql(database, "VACUUM (ANALYZE)")
+    here.sql("postgres", "CHECKPOINT")
+
+
+def _settled(stubs: int) -> int:
+    return stubs // 80 + 50
+
+
+def _fill(here: World, database: str, of: int | None, *, stubs: bool = False, groups: tuple[str, ...] = ()) -> None:
+    epochs = here.epochs()
+    connection = psycopg2.connect(here.url(database), options="-c synchronous_commit=off")
+    with connection, connection.cursor() as cursor:
+        cursor.execute(SQL["ids"], {
+            "stubs": here.stubs, "due": here.due, "of": of, "all_consumed": here.all_consumed,
+        })
+        if stubs:
+            cursor.execute(SQL["stubs"], epochs)
+        for group in groups:
+            cursor.execute(SQL["logs"], {**epochs, "group": group})
+    connection.close()
+
+
+def _make_broker(here: World) -> None:
+    """Queues whose next offset is above every stub's, and groups that are past all but the backlogged ones."""
+    keys, server = Keys(), redis.Redis.from_url(here.valkey.url())
+    seconds, micros = server.time()  # type: ignore[misc]
+    minute_ago = (int(seconds) - 60) * 1_000_000 + int(micros)
+    with RedisStreams(here.valkey.url()) as broker:
+        for topic in TOPICS:
+            broker.create_topic(topic, QUEUES)
+            for group in GROUPS:
+                broker.create_group(group, topic, "start")
+            settled = _settled(here.stubs)
+            for state in broker.queues(topic):
+                stream, life = keys.stream(topic, state.queue_id), keys.life(topic, state.queue_id)
+                entry = {"content": "x", "headers": "{}", "time": minute_ago, "epoch": state.epoch}
+                server.xadd(stream, entry, id_of(0))  # type: ignore[arg-type]
+                server.xadd(stream, entry, id_of(settled))  # type: ignore[arg-type]
+                server.xadd(stream, entry, id_of(2 * here.stubs))  # type: ignore[arg-type]
+                server.hset(life, "next", str(2 * here.stubs + 1))
+                for group in GROUPS:
+                    server.xgroup_setid(stream, group, f"{settled}-0")
+    server.close()
