@@ -27,6 +27,8 @@ from backstop.runs.scope import name_of
 from backstop.runs.watch_parent import watch_parent
 from backstop.stores.protocol import Scope
 
+READY = "ready"
+"""What the process says when its duty can begin: with Spark, seconds after its start."""
 Once = Callable[[timedelta, list[str] | None], Counts]
 """One run: after how long a silent holder is taken over, and the topics (null: all)."""
 
@@ -74,7 +76,7 @@ class Loop:
 
 @cache
 def session() -> Any:
-    """Started at the first run that has something to judge."""
+    """One for the life of the process."""
     from backstop.runs.spark_session import start_session
 
     return start_session("reconcile under fire", "local[2]")
@@ -84,6 +86,7 @@ def reconcile(settings: Settings, connections: Connections, docs: Path) -> Once:
     from backstop.quality.audit import run_suite
     from backstop.reconcile.run_once import run_once
 
+    session()
     repair = [name for name, its in settings.topics.items() if its.mode == "repair"]
 
     def audit(run: Run, suite: str) -> None:
@@ -110,6 +113,7 @@ def main(arguments: list[str]) -> int:
     settings = load(Path(places["config"]))
     connections = Connections(resolver=places["connections"].get).carrying(settings.connection_refs())
     once = DUTIES[places["duty"]](settings, connections, Path(places["docs"]))
+    print(READY, flush=True)
     Loop(once, timedelta(seconds=places["dead_after"]), places["every"], list(settings.topics)).run()
     return 0
 

@@ -90,6 +90,7 @@ def fire(stage: Stage, planned: Sequence[Fault], seconds: float) -> None:
     """Each fault at its time, all of them healed at the end, and no new message after it."""
     over = threading.Event()
     stage.record.begin()
+    stage.start_producers()
     pool = ThreadPoolExecutor(AT_ONCE)
     struck: list[Future[None]] = []
     try:
@@ -125,8 +126,7 @@ def facts(stage: Stage, planned: Sequence[Fault]) -> dict[str, Any]:
     return {
         "struck": count_struck(planned, events),
         "ended": dict(Counter(
-            f"{event.get('process', event.get('server'))} ({event.get('code', 'by itself')})"
-            for event in events if event["what"] in ("process ended", "server ended")
+            f"{event['process']} ({event['code']})" for event in events if event["what"] == "process ended"
         )),
         "runs": {
             f"{duty} {state}": number
@@ -140,7 +140,8 @@ def facts(stage: Stage, planned: Sequence[Fault]) -> dict[str, Any]:
 
 def duty_lines(stage: Stage, duty: str) -> Iterator[dict[str, Any]]:
     """What a duty's process said of its runs; a line that a kill cut short is left out."""
-    for line in (stage.folder / "processes" / f"{duty}.log").read_text(encoding="utf-8", errors="replace").splitlines():
+    log = stage.folder / "processes" / f"{duty}.log"
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ():
         if line.startswith('{"run"') and line.endswith("}"):
             yield json.loads(line)
 

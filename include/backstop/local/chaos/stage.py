@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import yaml
 
 from backstop.config.load import load
+from backstop.local.chaos.duty import READY
 from backstop.local.chaos.record import Record
 from backstop.local.chaos.schedule import CONSUMERS, LINKS, SERVERS
 from backstop.local.chaos.servers import HOLDS, databases, make_servers, signal_if_there
@@ -28,6 +30,7 @@ from backstop.local.platform import PROJECT
 from backstop.local.ports import LOOPBACK
 from backstop.local.prepare import prepare
 from backstop.local.private_file import write_private
+from backstop.local.wait_for import wait_for
 from backstop.local.workers import Worker
 from backstop.named_sql import load as load_sql
 
@@ -41,6 +44,7 @@ CONNECTIONS = {
 DEAD_AFTER = 8.0
 """Seconds after which a silent holder of a duty's lease is taken over: above the heartbeat's 5."""
 WATCH_SECONDS = 0.1
+READY_SECONDS = 120.0
 POLICY = {
     # A broker that is away for seconds refuses everything meanwhile. That is no mass loss, and here no person is there to ask.
     "blast_share": 1.0, "max_sends": 8, "max_refusals": 40,
@@ -142,8 +146,11 @@ class Stage:
 
     # -- start and stop
 
-    def start(self, *, without: Collection[str] = ()) -> None:
-        """Servers, schemas, links, processes (but those). Whoever calls it calls `stop`, also after an error."""
+    def start(self, *, without: Collection[str] = (), every: Mapping[str, float] | None = None) -> None:
+        """Servers, schemas, links, processes (but those, and the producers). Whoever calls it calls `stop`, come what may.
+
+        `every`: seconds between two runs of a duty, by its name; 1 otherwise.
+        """
         with ThreadPoolExecutor(len(self.servers)) as pool:
             for started in [pool.submit(server.start) for server in self.servers.values()]:
                 started.result()
@@ -168,11 +175,25 @@ class Stage:
         self.broker_faults = BrokerFaults(self.broker_url, self.ledger)
         for link in LINKS:
             self.proxy.add(link, self.servers[link.partition(" to ")[2]].port)
+        self._every = dict(every or {})
         self._make_processes()
         for kept in self.processes.values():
-            if kept.name not in without:
+            if kept.name not in without and not kept.name.startswith("producer-"):
                 kept.start()
+        for duty in {"reconcile", "resend"}.difference(without):
+            # A fault before that would hit nobody.
+            last_lines = self.processes[duty].worker.last_lines
+            wait_for(f"The start of {duty}", partial(self.ready, duty), READY_SECONDS, last_lines)
         self._watcher.start()
+
+    def start_producers(self) -> None:
+        for name, kept in self.processes.items():
+            if name.startswith("producer-"):
+                kept.start()
+
+    def ready(self, duty: str) -> bool:
+        log = self.folder / "processes" / f"{duty}.log"
+        return READY in log.read_text(encoding="utf-8", errors="replace").splitlines()
 
     def stop(self, *, keep: bool) -> None:
         """`keep`: what was on the small disks stays in the folder."""
@@ -239,7 +260,7 @@ class Stage:
         connections["backstop_broker"] = self.through("duties to broker", self.broker_url)
         return {
             "duty": duty, "config": str(self.config), "docs": str(self.folder / "data-docs"), "connections": connections,
-            "dead_after": dead_after, "every": 1.0,
+            "dead_after": dead_after, "every": self._every.get(duty, 1.0),
         }  # fmt: skip
 
     def through(self, link: str, url: str) -> str:
@@ -272,8 +293,7 @@ class Stage:
             for name, server in self.servers.items():
                 with self._server_turns[name]:
                     if server.wanted and not server.running:
-                        self.record.write("server ended", server=name)
-                        server.try_to_start()
+                        self.record.write("server down", server=name, started=server.try_to_start())
 
     def turn_of(self, server: str) -> threading.RLock:
         """Whoever starts or stops a server holds it."""

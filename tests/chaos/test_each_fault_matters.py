@@ -1,0 +1,137 @@
+"""Each kind of fault, with the protection against it and without: only without it the checker finds something.
+
+The protections are switched off by `weakened_child.py`, in the children's own processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstop.local.chaos.run import run_chaos
+from backstop.local.chaos.schedule import KINDS, Fault
+from backstop.local.chaos.servers import can_mount
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
+
+WEAKENED = Path(__file__).with_name("weakened_child.py")
+DUTIES = ("reconcile", "resend")
+UNFINISHED = {"stuck", "stub unaccounted for", "delivery without a verdict"}
+"""What a run without Backstop's duties cannot come to an end with; the rest holds without them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Faults, what is switched off, and what the checker says then. Without duties it costs no Spark."""
+
+    faults: Sequence[Fault]
+    switch: str
+    rule: str
+    slow: str = ""
+    """What makes the fault hit in the middle of something, with the protection as without."""
+    duties: bool = False
+    seconds: float = 20.0
+    settle_seconds: float = 15.0
+
+
+def kills(kind: str, victim: str, *at: float, seconds: float = 1.0, how: str = "") -> list[Fault]:
+    return [Fault(instant, kind, victim, seconds, how) for instant in at]
+
+
+CASES = {
+    "kill_process": Case(
+        kills("kill_process", "billing-1", 4, 7, 10, 13, 16) + kills("kill_process", "shipping-1", 5, 8, 11, 14, 17),
+        "effect_before_the_log", "effect duplicated", slow="slow_handler",
+    ),
+    "freeze_process": Case(
+        [
+            *kills("freeze_process", "billing-1", 4, seconds=9), *kills("freeze_process", "shipping-1", 5, seconds=9),
+            *kills("freeze_process", "billing-2", 15, seconds=9), *kills("freeze_process", "shipping-2", 16, seconds=9),
+        ],
+        "complete_without_fence", "effect duplicated", slow="slow_handler", seconds=26,
+    ),
+    "kill_server": Case(
+        kills("kill_server", "billing", 6, 12, seconds=2), "acknowledge_at_receipt", "effect missing", slow="slow_handler",
+    ),
+    "kill_backend": Case(
+        kills("kill_backend", "billing", 5, 8, 11, 14, seconds=0), "acknowledge_at_receipt", "effect missing",
+        slow="slow_handler",
+    ),
+    "freeze_server": Case(
+        kills("freeze_server", "broker", 6, 14, seconds=5), "store_whenever_it_comes", "copy stored after its time",
+    ),
+    "cut_link": Case(
+        kills("cut_link", "producers to broker", 5, 8, 11, seconds=2, how="after the request"),
+        "send_again_by_itself", "send number published twice",
+    ),
+    "fill_disk": Case(
+        kills("fill_disk", "billing", 5, 12, seconds=4), "acknowledge_at_receipt", "effect missing", slow="slow_handler",
+    ),
+    # Against what the producers themselves cannot mend, the protection is Backstop.
+    "stop_server": Case(kills("stop_server", "broker", 6, seconds=3, how="fast"), "", "effect missing"),
+    "lose_messages": Case(kills("lose_messages", "broker", 6, 10), "", "effect missing"),
+    # A copy whose outcome nobody knows waits for a group that stands still, and its producer's clock is behind.
+    "skew_clock": Case(
+        [
+            *kills("skew_clock", "shops", 8, seconds=22, how="-25"),
+            *kills("cut_link", "producers to broker", 9.5, 12, 14.5, seconds=1.5, how="after the request"),
+            *kills("freeze_process", "shipping-1", 9, seconds=18), *kills("freeze_process", "shipping-2", 9, seconds=18),
+        ],
+        "no_clock_is_looked_at", "resend needless after an unknown outcome", duties=True, seconds=34,
+    ),
+    "run_twice": Case(
+        [
+            *kills("stop_server", "broker", 6, 16, seconds=2, how="fast"),
+            *kills("run_twice", "resend", 8, seconds=32, how="side by side"),
+        ],
+        "claims_exclude_nobody", "send number published twice", slow="slow_publish", duties=True, seconds=42,
+    ),
+    "freeze of a resend": Case(
+        [
+            *kills("stop_server", "broker", 6, 16, 26, seconds=2, how="fast"),
+            *kills("freeze_process", "resend", 15, 24, 33, 42, seconds=6),
+        ],
+        "publish_after_the_claim", "copy stored after its time", slow="slow_publish", duties=True, seconds=50,
+    ),
+}  # fmt: skip
+
+
+def run(case: Case, switch: str, folder: Path, *, duties: bool) -> dict[str, Any]:
+    words = (sys.executable, str(WEAKENED), switch) if switch else (sys.executable, "-m")
+    return run_chaos(
+        folder, 1, seconds=case.seconds, faults=sorted(case.faults, key=lambda fault: fault.at), command=lambda _: words,
+        without=() if duties else DUTIES, settle_seconds=120.0 if duties else case.settle_seconds,
+    )  # fmt: skip
+
+
+def rules(report: dict[str, Any]) -> set[str]:
+    return {problem["rule"] for problem in report["problems"]}
+
+
+def test_there_is_a_case_for_every_kind() -> None:
+    assert set(KINDS) <= set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_its_protection_the_checker_finds_it(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    if name == "fill_disk" and not can_mount(tmp_path):
+        pytest.skip("small disks need root")
+    found = run(case, case.switch, tmp_path / "run", duties=case.duties)
+    assert case.rule in rules(found), found["problems"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_with_it_the_same_faults_do_no_harm(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    if name == "fill_disk" and not can_mount(tmp_path):
+        pytest.skip("small disks need root")
+    duties = case.duties or not case.switch
+    found = run(case, case.slow, tmp_path / "run", duties=duties)
+    assert all(one["done"] == one["planned"] for one in found["struck"].values()), found["struck"]
+    assert rules(found) <= (set() if duties else UNFINISHED), found["problems"]

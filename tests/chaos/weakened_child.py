@@ -1,0 +1,175 @@
+"""A process of a run under fire with one protection switched off: `python weakened_child.py NAME MODULE FILE`.
+
+The switches are here and nowhere else: nothing that is shipped can be told to do without a protection. `slow` runs everything
+as it is, only slower where a fault is to hit; so that a fault that is survived with the protection is the same fault.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+SLOW_WORK = 0.04
+SLOW_PUBLISH = 1.2
+
+
+def slow_handler() -> None:
+    """Work takes a while: somebody is always in the middle of it."""
+    from backstop.local import traffic_consumer
+
+    plain = traffic_consumer.Handler.__call__
+
+    def slowly(self: Any, connection: Any, message: Any, work: Any) -> None:
+        plain(self, connection, message, work)
+        time.sleep(SLOW_WORK)
+
+    traffic_consumer.Handler.__call__ = slowly
+
+
+def slow_publish() -> None:
+    """Between the number that was taken and the copy that goes out there is time for a fault."""
+    from backstop.resend import send_claimed
+
+    plain = send_claimed._has_time
+
+    def slowly(worker: Any, claimed: Any, until: float) -> bool:
+        if until < claimed.until:  # the second look of each batch, at the attempt's deadline: the numbers are ours now
+            time.sleep(SLOW_PUBLISH)
+        return plain(worker, claimed, until)
+
+    send_claimed._has_time = slowly
+
+
+def effect_before_the_log() -> None:
+    """The work is committed by itself, the log after it."""
+    from backstop.local import traffic_consumer
+
+    plain = traffic_consumer.Handler.__call__
+
+    def commit_first(self: Any, connection: Any, message: Any, work: Any) -> None:
+        plain(self, connection, message, work)
+        connection.commit()
+        time.sleep(SLOW_WORK)
+
+    traffic_consumer.Handler.__call__ = commit_first
+
+
+def complete_without_fence() -> None:
+    """Whoever finishes writes CONSUMED, whoever holds the lease."""
+    from backstop.leases import guard
+
+    slow_handler()
+    statements = dict(guard._SQL)
+    fenced = "AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')"
+    assert fenced in statements["complete"]
+    statements["complete"] = statements["complete"].replace(fenced, "")
+    guard._SQL = statements
+
+
+def acknowledge_at_receipt() -> None:
+    """What is received is acknowledged, whatever becomes of it."""
+    from backstop.brokers.redis_streams.receive import RedisSubscription
+
+    slow_handler()
+    plain = RedisSubscription.fetch
+
+    def fetch(self: Any, limit: int, wait: Any) -> Any:
+        received = plain(self, limit, wait)
+        if received:
+            self.acknowledge(received)
+        return received
+
+    RedisSubscription.fetch = fetch
+
+
+def send_again_by_itself() -> None:
+    """The broker's client retries what it got no answer to."""
+    from backstop.brokers.redis_streams.exchange import Exchange, Lost
+
+    plain = Exchange._once
+
+    def once_more(self: Any, commands: Any, blocking: float) -> Any:
+        answers = plain(self, commands, blocking)
+        lost = [place for place, answer in enumerate(answers) if isinstance(answer, Lost)]
+        if lost:
+            for place, answer in zip(lost, plain(self, [commands[place] for place in lost], blocking), strict=True):
+                answers[place] = answer
+        return answers
+
+    Exchange._once = once_more
+
+
+def store_whenever_it_comes() -> None:
+    """The server is not told until when it may store a message."""
+    from backstop.brokers.redis_streams.publish import Publisher
+
+    Publisher._deadline = lambda self, begun: 10 ** 18
+
+
+def no_clock_is_looked_at() -> None:
+    from backstop.verdicts.look import Clocks
+
+    Clocks.within = lambda self, other, allowed: True
+
+
+def publish_after_the_claim() -> None:
+    """A worker that wakes up late goes on where it stood."""
+    from backstop.resend import send_claimed
+
+    slow_publish()
+    slowly = send_claimed._has_time
+
+    def always(worker: Any, claimed: Any, until: float) -> bool:
+        slowly(worker, claimed, until)
+        return True
+
+    send_claimed._has_time = always
+
+
+def claims_exclude_nobody() -> None:
+    """Requests are looked at instead of claimed, and a send number is anybody's."""
+    from backstop.resend import claim
+    from backstop.stores import postgresql_stubs
+
+    slow_publish()
+    requests = dict(claim._SQL)
+    assert "WHERE r.state = 'open'" in requests["claim"] and "SKIP LOCKED" in requests["claim"]
+    requests["claim"] = requests["claim"].replace("WHERE r.state = 'open'", "WHERE r.state IN ('open', 'claimed')")
+    requests["lots"] = requests["lots"].replace("WHERE r.state = 'open'", "WHERE r.state IN ('open', 'claimed')")
+    claim._SQL = requests
+    stubs = dict(postgresql_stubs._SQL)
+    for taken in (
+        "AND m.send_count = a.send_number - 1 AND m.status = 'pending' AND m.attempt_token IS NULL",
+        "AND s.send_count = a.send_number - 1 AND s.status = 'pending' AND s.attempt_token IS NULL",
+    ):
+        assert taken in stubs["claim"]
+        stubs["claim"] = stubs["claim"].replace(taken, f"AND {taken[4]}.send_count >= a.send_number - 1")
+    assert "(NOT a.only_when_due OR s.next_check_at <= i.now)" in stubs["claim"]
+    stubs["claim"] = stubs["claim"].replace("(NOT a.only_when_due OR s.next_check_at <= i.now)", "true")
+    postgresql_stubs._SQL = stubs
+    judge_never_again()
+
+
+def judge_never_again() -> None:
+    """A request is sent as it was asked for, whatever has happened since."""
+    from backstop.resend import claim
+    from backstop.resend.policy import Send
+
+    claim.decide = lambda asked, requested_by, judged, **rest: Send(None if asked is None else tuple(asked), "topic")
+
+
+SWITCHES: dict[str, Callable[[], None]] = {
+    switch.__name__: switch
+    for switch in (
+        slow_handler, slow_publish, effect_before_the_log, complete_without_fence, acknowledge_at_receipt, send_again_by_itself,
+        store_whenever_it_comes, no_clock_is_looked_at, publish_after_the_claim, claims_exclude_nobody, judge_never_again,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    name, module, file = sys.argv[1:]
+    SWITCHES[name]()
+    sys.exit(importlib.import_module(module).main([file]))
