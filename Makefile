@@ -17,7 +17,7 @@ export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench demo test test-unit test-all up down traffic status lint types
+.PHONY: help setup bench demo chaos soak test test-unit test-all up down traffic status lint types
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,12 @@ test-all: setup lint types ## everything, the long tests too (seeds, soaks)
 
 bench: setup ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix); rows in build/bench/results.json
 	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
+
+chaos: setup ## the system under fire: SEED=1, or SEEDS=20 for many, SECONDS=75 of it each
+	@$(WITH_JAVA) $(PY) -m backstop.local.chaos --seed $(SEED) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS))
+
+soak: setup ## the same system for MINUTES=120 at RATE=40 messages a second: flat memory, flat run time, all accounted for
+	@$(WITH_JAVA) $(PY) -m backstop.local.chaos.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(RATE),--rate $(RATE))
 
 up: setup ## the embedded platform with the Airflow UI on the loopback; prints the login
 	@$(WITH_JAVA) $(PY) -m backstop.local.platform up
