@@ -70,7 +70,7 @@ class Server:
         """Whether it is up again; a disk that is full, for one, keeps it down."""
         try:
             self.program.start()
-        except LocalServerError:
+        except (LocalServerError, OSError):
             self.program.kill()
             return False
         return True
