@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from backstop.cli import cases, check, context, migrate, pause, run, runs, schema, where
+from backstop.cli import cases, check, context, migrate, pause, prove, run, runs, schema, where
 from backstop.cli.out import printable
 from backstop.errors import BackstopError
 
@@ -26,6 +26,7 @@ app.command("check")(check.check)
 app.command("schema")(schema.schema)
 app.add_typer(run.app, name="run")
 app.command("where")(where.where)
+app.command("prove")(prove.prove)
 app.add_typer(cases.app, name="cases")
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)
@@ -44,7 +45,8 @@ def options(
 
 
 def run_app(arguments: list[str]) -> int:
-    """Runs one command; returns its exit code: 0 good, 1 a bad finding, 2 wrong use, 3 something is away, 130 stopped."""
+    """Runs one command; returns its exit code: 0 good, 1 a bad finding, 2 wrong use, 3 something is away, 7 not finished, 130
+    stopped."""
     context.chosen = context.Chosen()
     try:
         app(arguments, prog_name="backstop")

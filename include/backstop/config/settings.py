@@ -23,8 +23,8 @@ from backstop.config.policy import Policy
 from backstop.errors import ConfigurationError
 
 __all__ = [
-    "BrokerSettings", "GroupSettings", "LogStoreSettings", "NotifySettings", "Policy", "ResendSettings", "Settings",
-    "StartOffset", "StubStoreSettings", "Subscription", "TopicSettings",
+    "BrokerSettings", "GroupSettings", "HeartbeatSettings", "LogStoreSettings", "MetricsSettings", "NotifySettings", "Policy",
+    "ResendSettings", "Settings", "StartOffset", "StubStoreSettings", "Subscription", "TopicSettings", "WatchSettings",
 ]  # fmt: skip
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
@@ -142,6 +142,35 @@ class NotifySettings(_Frozen):
     url: ConnectionRef
 
 
+class WatchSettings(_Frozen):
+    """Who watches Backstop itself."""
+
+    allowed_age: dict[Name, Duration] = Field(
+        default={"reconcile": timedelta(hours=1), "resend": timedelta(hours=1)},
+        description="for each scheduled duty, how long ago it may have succeeded last; more than its longest run and interval",
+    )
+
+
+class HeartbeatSettings(_Frozen):
+    """A dead man's switch outside: asked for while every duty succeeds, so that its silence is the alarm."""
+
+    url: ConnectionRef = Field(description="asked for while every duty succeeds; whoever knows the URL can silence the alarm")
+    fail_url: ConnectionRef | None = Field(default=None, description="asked for when a duty is overdue; null: only silence")
+    timeout: Duration = Field(timedelta(seconds=5), description="the limit of one try, of which there are two")
+
+
+class MetricsSettings(_Frozen):
+    """How a scraper gets in."""
+
+    token: ConnectionRef = Field(description="a connection whose password is the bearer token, at least 16 characters")
+
+
+class ProveSettings(_Frozen):
+    """How proofs of a window are signed."""
+
+    signing_key: Name = Field(description="file with an Ed25519 private key (PEM), readable by its owner alone")
+
+
 class Settings(_Frozen):
     """The whole of backstop.yaml."""
 
@@ -154,6 +183,10 @@ class Settings(_Frozen):
     policy: Policy = Policy()
     resend: ResendSettings = ResendSettings()
     notify: NotifySettings | None = None
+    watch: WatchSettings = WatchSettings()
+    heartbeat: HeartbeatSettings | None = None
+    metrics: MetricsSettings | None = None
+    prove: ProveSettings | None = None
 
     _policies: dict[tuple[str | None, str | None], Policy] = PrivateAttr(default_factory=dict)
     _version: str = PrivateAttr(default="")
@@ -207,7 +240,7 @@ class Settings(_Frozen):
         return min(limits, default=self.policy_for().max_send_duration)
 
     def connection_refs(self) -> tuple[str, ...]:
-        """Every connection that these settings name, each once."""
+        """Every connection that a duty's job may need, each once; heartbeat and metrics stay with those who use them."""
         named = [self.control]
         named += [settings.connection for settings in self.producers.values()]
         named += [settings.connection for settings in self.consumers.values()]

@@ -36,6 +36,7 @@ KEPT = {
     "logs_at_the_door": "No verdict of this run was promoted and nothing was sent; logs are untouched.",
     "verdicts": "No verdict of this run was promoted and no resend was asked for; the next run judges again.",
     "requests": "Verdicts and requests are promoted and each resend is judged again before it goes out.",
+    "proof": "Nothing of producers or consumers was touched, and nobody was told this proof's answer.",
     "attempts": "Every stub and its attempts are kept; each number is published at most once.",
 }
 

@@ -7,7 +7,7 @@ The order of reading is what makes the rule safe while messages flow; each bar i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -19,8 +19,9 @@ from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.reconcile import record
 from backstop.reconcile.lookup import with_logs
-from backstop.reconcile.quarantine import Read, quarantine_logs, quarantine_stubs
+from backstop.reconcile.quarantine import OPEN, Read, quarantine_logs, quarantine_stubs
 from backstop.reconcile.read import Due
+from backstop.records import StubStatus
 from backstop.runs.run import Run, hold
 from backstop.verdicts import frames, look
 from backstop.verdicts.evaluate import table
@@ -62,12 +63,12 @@ class Applied:
 
 def apply_rule(
     spark: SparkSession, settings: Settings, connections: Connections, control: Any, run: Run, sources: Sources,
-    due: Due, phases: Phases,
+    due: Due, phases: Phases, statuses: Sequence[StubStatus] = OPEN,
 ) -> Applied:  # fmt: skip
     """Every sound stub's deliveries, each with one verdict. Broken rows go to the quarantine, what was seen of queues and
     groups to the progress tables; both writes hold the run's token (RunLost)."""
     compile_rule(spark, False)
-    stubs, broken, read = quarantine_stubs(due.stubs, settings, control, run)
+    stubs, broken, read = quarantine_stubs(due.stubs, settings, control, run, statuses)
     topics = {one.topic for one in read if one.sound}
     compile_rule(spark, sum(one.rows for one in read) >= _WORTH_COMPILING)
     phases.end("read")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -13,11 +13,14 @@ from pyspark.sql import functions as f
 
 from backstop.config.settings import Settings
 from backstop.named_sql import load
+from backstop.records import StubStatus
 from backstop.runs.run import Run, hold
 from backstop.verdicts.frames import micros
 
 _SQL = load("backstop.reconcile", "queries.sql")
 _BATCH = 5_000
+OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
+"""What a run over due stubs may meet."""
 
 Broken = tuple[str, str, str, str | None, str | None, str | None]
 """store, row_key, reason, topic, message_id, consumer_group"""
@@ -34,7 +37,7 @@ class Read:
 
 
 def quarantine_stubs(
-    stubs: DataFrame, settings: Settings, control: Any, run: Run
+    stubs: DataFrame, settings: Settings, control: Any, run: Run, statuses: Sequence[StubStatus] = OPEN
 ) -> tuple[DataFrame, DataFrame, list[Read]]:
     """(stubs that keep their contract, broken ones as columns of staged_stub, what was read).
 
@@ -48,7 +51,7 @@ def quarantine_stubs(
         f.when(f.trim(f.coalesce("message_id", f.lit(""))) == "", "no_message_id")
         .when(f.trim(f.coalesce("topic", f.lit(""))) == "", "no_topic")
         .when(~f.col("topic").isin(topics), "topic_without_policy")
-        .when(f.coalesce(~f.col("status").isin("pending", "exhausted"), f.lit(True)), "unknown_status")
+        .when(f.coalesce(~f.col("status").isin(*map(str, statuses)), f.lit(True)), "unknown_status")
         .when(f.coalesce(f.col("send_count") < f.col("refusals"), f.lit(True)), "more_refusals_than_sends")
         .when(f.col("created_at").isNull() | f.col("next_check_at").isNull(), "no_time")
     )

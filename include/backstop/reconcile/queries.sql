@@ -144,3 +144,12 @@ ON CONFLICT (subject) DO UPDATE SET reached = greatest(watermark.reached, exclud
 -- name: anomalies: counted once for each subject
 INSERT INTO anomaly (kind, subject, topic, message_id, consumer_group, detail, times, first_run_id) VALUES %s
 ON CONFLICT (kind, subject) DO UPDATE SET times = excluded.times, detail = excluded.detail, last_seen_at = clock_timestamp();
+
+-- name: save_proof: what a proof of a window answered
+INSERT INTO proof (run_id, topic, window_from, window_to, answer, sentence, stubs, owed_stubs, broken, deliveries, missed, digest)
+VALUES (%(run_id)s, %(topic)s, %(start)s, %(end)s, %(answer)s, %(sentence)s, %(stubs)s, %(owed_stubs)s, %(broken)s,
+    %(deliveries)s, %(missed)s, %(digest)s);
+
+-- name: save_proof_count: its deliveries by group, standing, verdict and reason
+INSERT INTO proof_count (run_id, consumer_group, standing, verdict, reason, deliveries)
+VALUES (%(run_id)s, %(group)s, %(standing)s, %(verdict)s, %(reason)s, %(deliveries)s);

@@ -1,4 +1,4 @@
-"""Reads what is due into Spark, once: stubs and their attempts are held fast before anything else is looked at.
+"""Reads what is due, or a window, into Spark, once: stubs and their attempts are held fast before anything else is looked at.
 
 `localCheckpoint` rather than a cache: a lost block then fails the job instead of being read again later, which would
 break the order of reading that makes the verdicts safe.
@@ -6,6 +6,7 @@ break the order of reading that makes the verdicts safe.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
@@ -17,7 +18,7 @@ from pyspark.sql import functions as f
 
 from backstop.config.settings import Settings
 from backstop.errors import Unavailable
-from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS, Scan, Scope
+from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS, Scan, Scope, StubStore
 from backstop.verdicts.frames import Columns
 from backstop.verdicts.sources import Sources
 
@@ -40,21 +41,39 @@ def read_due(
     spark: SparkSession, settings: Settings, sources: Sources, as_of: datetime, scope: Scope, partitions: int
 ) -> Due:
     """Every reachable shard's due stubs and attempts; an unreachable one is noted in `sources.unreachable`."""
+    return _read(
+        spark, settings, sources,
+        lambda store: store.scan_due(as_of, scope, partitions), lambda store: store.scan_attempts(as_of, scope, partitions),
+    )  # fmt: skip
+
+
+def read_window(
+    spark: SparkSession, settings: Settings, sources: Sources, topic: str, start: datetime, end: datetime, partitions: int
+) -> Due:
+    """The same of a topic's stubs created in [start, end), whatever became of them."""
+    return _read(
+        spark, settings, sources,
+        lambda store: store.scan_window(topic, start, end, partitions),
+        lambda store: store.scan_window_attempts(topic, start, end, partitions),
+    )  # fmt: skip
+
+
+def _read(
+    spark: SparkSession, settings: Settings, sources: Sources,
+    scan_stubs: Callable[[StubStore], Scan], scan_attempts: Callable[[StubStore], Scan],
+) -> Due:  # fmt: skip
     stubs: list[DataFrame] = []
     attempts: list[DataFrame] = []
     shards: dict[str, bool] = {}
     for name in settings.producers:
         try:
             store = sources.shard(name)
-            found = _load(spark, store.scan_due(as_of, scope, partitions), STUB_COLUMNS)
-            stubs.append(found.localCheckpoint(eager=True))
+            stubs.append(_load(spark, scan_stubs(store), STUB_COLUMNS).localCheckpoint(eager=True))
         except (Unavailable, Py4JJavaError, PySparkException) as error:
             sources.missed(f"shard {name}", _as_unavailable(sources, name, error))
             continue
         try:
-            attempts.append(
-                _load(spark, store.scan_attempts(as_of, scope, partitions), ATTEMPT_COLUMNS).localCheckpoint(eager=True)
-            )
+            attempts.append(_load(spark, scan_attempts(store), ATTEMPT_COLUMNS).localCheckpoint(eager=True))
             shards[name] = True
         except (Unavailable, Py4JJavaError, PySparkException) as error:
             sources.missed(f"shard {name}", _as_unavailable(sources, name, error))

@@ -1,18 +1,48 @@
-"""The name of a run's scope, by which runs of the same scope exclude one another: '*', or the topics as JSON."""
+"""The name of a run's scope, by which runs of the same scope exclude one another, and what it stands for.
+
+'*' is everything; a JSON list names topics; a JSON object also a window of creation times. Names may hold any character, so
+they are not joined.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
+
+from backstop.stores.protocol import Scope
 
 EVERYTHING = "*"
 
 
-def name_of(topics: Sequence[str] | None) -> str:
-    """The scope of these topics; null or none: everything. Names may hold any character, so they are not joined."""
-    return json.dumps(sorted(set(topics)), ensure_ascii=False) if topics else EVERYTHING
+def name_of(topics: Sequence[str] | None, created_from: datetime | None = None, created_to: datetime | None = None) -> str:
+    """The name of these topics (null or none: all) and of this window (null: open)."""
+    names = sorted(set(topics)) if topics else None
+    if created_from is None and created_to is None:
+        return json.dumps(names, ensure_ascii=False) if names else EVERYTHING
+    window = {"topics": names, "from": _text(created_from), "to": _text(created_to)}
+    return json.dumps(window, ensure_ascii=False)
 
 
-def topics_of(scope: str) -> list[str] | None:
+def scope_of(name: str) -> Scope:
+    """What the name stands for."""
+    if name == EVERYTHING:
+        return Scope()
+    written = json.loads(name)
+    if isinstance(written, list):
+        return Scope(topics=written)
+    return Scope(written["topics"], _instant(written["from"]), _instant(written["to"]))
+
+
+def topics_of(name: str) -> list[str] | None:
     """The topics of a scope; null: all."""
-    return None if scope == EVERYTHING else list(json.loads(scope))
+    topics = scope_of(name).topics
+    return None if topics is None else list(topics)
+
+
+def _text(instant: datetime | None) -> str | None:
+    return None if instant is None else instant.isoformat()
+
+
+def _instant(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

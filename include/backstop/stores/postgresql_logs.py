@@ -61,6 +61,9 @@ class PostgresLogs:
         values = {"group": group, "start": start, "end": end, "limit": limit}
         return [_log(group, row) for row in self._connection.rows(f"{_ROW} {_SQL['received_between']}", values)]
 
+    def count_received(self, group: str, start: datetime, end: datetime) -> dict[str, int]:
+        return dict(self._connection.rows(_SQL["count_received"], {"group": group, "start": start, "end": end}))
+
     def highest_logged(self, group: str, topic: str) -> dict[tuple[int, str], int]:
         found = self._connection.rows(_SQL["highest_logged"], {"group": group, "topic": topic})
         return {(queue_id, epoch): offset for queue_id, epoch, offset in found}

@@ -44,6 +44,13 @@ WHERE l.consumer_group = %(group)s::text
 ORDER BY l.first_received_at, l.topic, l.message_id
 LIMIT %(limit)s;
 
+-- name: count_received: by topic, one group's rows first received in [start, end)
+SELECT l.topic, count(*)
+FROM consumer_log l
+WHERE l.consumer_group = %(group)s::text
+    AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz
+GROUP BY l.topic;
+
 -- name: highest_logged: the highest original offset in each queue and epoch, by jumping over the position index
 WITH RECURSIVE queue AS (
     (SELECT l.queue_id, l.queue_epoch FROM consumer_log l

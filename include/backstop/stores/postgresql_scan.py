@@ -24,8 +24,10 @@ _CARRIED = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslc
 """Connection parameters that libpq and the JDBC driver both know."""
 
 
-def scan(connection: PostgresConnection, statement: str, values: Mapping[str, Any], partitions: int) -> Scan:
-    """A Scan over `statement`, which takes `values` (with `as_of`) and has a column due_at. Raises
+def scan(
+    connection: PostgresConnection, statement: str, bounds: str, values: Mapping[str, Any], partitions: int
+) -> Scan:
+    """A Scan over `statement`, which takes `values` and has a column cut_at; `bounds` gives the cuts. Raises
     StoreUnavailable.
 
     Spark takes text, not parameters: the driver's own quoting puts the values in, on the connection they are
@@ -36,7 +38,7 @@ def scan(connection: PostgresConnection, statement: str, values: Mapping[str, An
         cuts: list[str] = []
         if partitions > 1:
             fractions = [number / partitions for number in range(partitions)]
-            cursor.execute(_SQL["bounds"], {"fractions": fractions, "as_of": values["as_of"]})
+            cursor.execute(bounds, {"fractions": fractions, **values})
             (found,) = cursor.fetchone() or (None,)
             # A cut at the first instant would leave a partition without rows.
             cuts = [cut for cut in dict.fromkeys(found or []) if cut != found[0]]
@@ -51,7 +53,7 @@ def scan(connection: PostgresConnection, statement: str, values: Mapping[str, An
         format="jdbc",
         options={
             "url": _jdbc_url(connection.subject, parameters),
-            "dbtable": f"({table}) AS due",
+            "dbtable": f"({table}) AS cut",
             "driver": DRIVER,
             "fetchsize": str(FETCH_SIZE),
         },

@@ -15,7 +15,7 @@ from backstop.records import Attempt, Key, Message, Outcome, Stub
 from backstop.stores.postgresql_check import Need, check
 from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
 from backstop.stores.postgresql_scan import scan
-from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS, Claim, Scan, Scope, Settlement, StubOutcome
+from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS, Claim, Recorded, Scan, Scope, Settlement, StubOutcome
 
 _SQL = load("backstop.stores", "postgresql_stubs.sql")
 _CHUNK = 10_000
@@ -82,11 +82,21 @@ class PostgresStubs:
 
     def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
         values = {**scope_values(as_of, scope), "shard": self._shard}
-        return scan(self._connection, f"{_SQL['stub_columns']} {_SQL['of_due']}", values, partitions)
+        return scan(self._connection, f"{_SQL['stub_columns']} {_SQL['of_due']}", _SQL["bounds"], values, partitions)
 
     def scan_attempts(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
         select = f"{_SQL['attempt_columns']} {_SQL['attempts_of_due']}"
-        return scan(self._connection, select, scope_values(as_of, scope), partitions)
+        return scan(self._connection, select, _SQL["bounds"], scope_values(as_of, scope), partitions)
+
+    def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
+        values = {"topic": topic, "created_from": start, "created_to": end, "shard": self._shard}
+        select = f"{_SQL['stub_columns']} {_SQL['of_window']}"
+        return scan(self._connection, select, _SQL["window_bounds"], values, partitions)
+
+    def scan_window_attempts(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
+        values = {"topic": topic, "created_from": start, "created_to": end}
+        select = f"{_SQL['attempt_columns']} {_SQL['attempts_of_window']}"
+        return scan(self._connection, select, _SQL["window_bounds"], values, partitions)
 
     def stub_table(self, keys: Sequence[Key]) -> Any:
         select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL['of_keys']}) AS found"
@@ -125,6 +135,10 @@ class PostgresStubs:
             )
             for row in self._by_key("stubs", keys)
         }
+
+    def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
+        found = self._connection.rows(_SQL["recorded_between"], {"start": start, "end": end})
+        return {topic: Recorded(*numbers) for topic, *numbers in found}
 
     def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
         found: dict[Key, list[Attempt]] = {}

@@ -21,7 +21,7 @@ SELECT (percentile_disc(%(fractions)s::float8[]) WITHIN GROUP (ORDER BY s.next_c
 FROM message_stub s
 WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz;
 
--- name: stub_columns: begins a table for the rule: the columns of STUB_COLUMNS, then due_at, by which a scan is cut
+-- name: stub_columns: begins a table for the rule: the columns of STUB_COLUMNS
 SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_count, s.refusals, s.max_sends,
     CASE WHEN isfinite(s.next_check_at) THEN (extract(epoch FROM s.next_check_at) * 1000000)::bigint END AS next_check_at,
     CASE WHEN isfinite(s.created_at) THEN (extract(epoch FROM s.created_at) * 1000000)::bigint END AS created_at,
@@ -32,27 +32,38 @@ SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_
     CASE WHEN isfinite(s.sent_at) THEN (extract(epoch FROM s.sent_at) * 1000000)::bigint END AS sent_at,
     CASE WHEN isfinite(s.attempt_deadline) THEN (extract(epoch FROM s.attempt_deadline) * 1000000)::bigint END
         AS attempt_deadline,
-    s.queue_id, s.queue_offset, s.queue_epoch, s.next_check_at AS due_at;
+    s.queue_id, s.queue_offset, s.queue_epoch;
 
--- name: of_due: ... of the stubs that are due
+-- name: of_due: ... of the stubs that are due, then cut_at, by which the scan is cut
+, s.next_check_at AS cut_at
 FROM message_stub s
 WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
     AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
     AND (%(created_from)s::timestamptz IS NULL OR s.created_at >= %(created_from)s::timestamptz)
     AND (%(created_to)s::timestamptz IS NULL OR s.created_at < %(created_to)s::timestamptz);
 
+-- name: of_window: ... of one topic's stubs created in a window, whatever became of them
+, s.created_at AS cut_at
+FROM message_stub s
+WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestamptz AND s.created_at < %(created_to)s::timestamptz;
+
+-- name: window_bounds: the instants (as text) that cut a window into ranges of equal length
+SELECT array_agg((%(created_from)s::timestamptz + (%(created_to)s::timestamptz - %(created_from)s::timestamptz) * f)::text
+    ORDER BY f)
+FROM unnest(%(fractions)s::float8[]) AS f;
+
 -- name: of_keys: ... of the stubs asked for
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
 CROSS JOIN LATERAL (
     SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
 
--- name: attempt_columns: begins a table for the rule: the columns of ATTEMPT_COLUMNS, one row an addressed group, then due_at
+-- name: attempt_columns: begins a table for the rule: the columns of ATTEMPT_COLUMNS, one row an addressed group
 SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome, a.queue_id, a.queue_offset, a.queue_epoch,
     CASE WHEN isfinite(a.started_at) THEN (extract(epoch FROM a.started_at) * 1000000)::bigint END AS started_at,
-    CASE WHEN isfinite(a.finished_at) THEN (extract(epoch FROM a.finished_at) * 1000000)::bigint END AS finished_at,
-    s.next_check_at AS due_at;
+    CASE WHEN isfinite(a.finished_at) THEN (extract(epoch FROM a.finished_at) * 1000000)::bigint END AS finished_at;
 
 -- name: attempts_of_due: ... of due stubs that were sent more than once
+, s.next_check_at AS cut_at
 FROM message_stub s
 JOIN send_attempt a ON a.topic = s.topic AND a.message_id = s.message_id
 LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
@@ -60,6 +71,14 @@ WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz AND s.s
     AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
     AND (%(created_from)s::timestamptz IS NULL OR s.created_at >= %(created_from)s::timestamptz)
     AND (%(created_to)s::timestamptz IS NULL OR s.created_at < %(created_to)s::timestamptz);
+
+-- name: attempts_of_window: ... of one topic's stubs created in a window that were sent more than once
+, s.created_at AS cut_at
+FROM message_stub s
+JOIN send_attempt a ON a.topic = s.topic AND a.message_id = s.message_id
+LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
+WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestamptz
+    AND s.created_at < %(created_to)s::timestamptz AND s.send_count > 1;
 
 -- name: attempts_of_keys: ... of the stubs asked for that were sent more than once
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
@@ -72,7 +91,7 @@ LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
 WHERE s.send_count > 1;
 
 -- name: range: the predicate of one partition of a scan; -infinity and infinity are open ends
-due_at >= %(start)s::timestamptz AND due_at < %(end)s::timestamptz;
+cut_at >= %(start)s::timestamptz AND cut_at < %(end)s::timestamptz;
 
 -- name: stubs: by key, without their payload
 SELECT s.topic, s.message_id, s.status, s.send_count, s.refusals, s.max_sends, s.next_check_at, s.created_at, s.tag,
@@ -89,6 +108,15 @@ FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id
 CROSS JOIN LATERAL (
     SELECT * FROM send_attempt m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) a
 ORDER BY a.topic, a.message_id, a.send_number;
+
+-- name: recorded_between: by topic, what was recorded in a window and how much of it has an offset
+SELECT s.topic, count(*),
+    count(*) FILTER (WHERE s.deliver_at IS NULL AND s.send_count > s.refusals),
+    count(*) FILTER (WHERE s.deliver_at IS NULL AND s.send_count > s.refusals AND s.queue_offset IS NOT NULL),
+    count(*) FILTER (WHERE s.deliver_at IS NOT NULL)
+FROM message_stub s
+WHERE s.created_at >= %(start)s::timestamptz AND s.created_at < %(end)s::timestamptz
+GROUP BY s.topic;
 
 -- name: contents: by key, what to publish
 SELECT s.topic, s.message_id, s.content, s.headers, s.tag, s.ordering_key

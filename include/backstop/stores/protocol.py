@@ -115,6 +115,17 @@ class StubOutcome:
     """next_check_at becomes max(old, this); null leaves it (an eligible stub, whose next look only the claim moves)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What producers recorded of one topic between two instants: stubs, those sent and not refused, those of them whose offset
+    is known, and those with a delivery time of their own (which the two before leave out)."""
+
+    stubs: int
+    attempted: int
+    positioned: int
+    delayed: int
+
+
 class StubStore(Protocol):
     """One producer database (a shard)."""
 
@@ -135,8 +146,20 @@ class StubStore(Protocol):
         """The attempts (ATTEMPT_COLUMNS) of due stubs that were sent more than once."""
         ...
 
+    def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
+        """A topic's stubs created in [start, end), whatever their status, with STUB_COLUMNS."""
+        ...
+
+    def scan_window_attempts(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
+        """The attempts (ATTEMPT_COLUMNS) of those of them that were sent more than once."""
+        ...
+
     def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
         """By key, on the primary."""
+        ...
+
+    def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
+        """By topic, of the stubs created in [start, end); a topic without any is absent. Costs what the window holds."""
         ...
 
     def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
@@ -216,6 +239,10 @@ class LogStore(Protocol):
 
     def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:
         """Logs first received in [start, end), oldest first, for orphans and conflicts."""
+        ...
+
+    def count_received(self, group: str, start: datetime, end: datetime) -> dict[str, int]:
+        """By topic, how many logs were first received in [start, end); a topic without any is absent."""
         ...
 
     def highest_logged(self, group: str, topic: str) -> dict[tuple[int, str], int]:

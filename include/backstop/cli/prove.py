@@ -1,0 +1,122 @@
+"""`backstop prove`: what became of every message of a window, with an export that can be verified later."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from backstop.cli import context, out
+from backstop.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from backstop.reconcile.prove import Proof
+    from backstop.runs.run import Run
+
+FORMATS = {"both": ("jsonl", "parquet"), "jsonl": ("jsonl",), "parquet": ("parquet",)}
+
+
+def prove(
+    topic: Annotated[str | None, typer.Argument(help="The topic; not needed with --verify.")] = None,
+    start: Annotated[str | None, typer.Option("--from", help="Stubs created since, as 2026-11-21T02:00Z.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="... and before.")] = None,
+    export: Annotated[Path | None, typer.Option("--export", help="Write the deliveries and a manifest into this folder.")] = None,
+    form: Annotated[str, typer.Option("--format", help="jsonl, parquet or both.")] = "both",
+    verify: Annotated[Path | None, typer.Option("--verify", help="Check the proof in this folder instead.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="With --verify: the public key (PEM) of who signed it.")] = None,
+    local_spark: Annotated[
+        bool, typer.Option("--local-spark", help="Spark on this machine, whatever $BACKSTOP_SPARK_MASTER says.")
+    ] = False,
+    docs: Annotated[Path, typer.Option("--docs", help="Where the report of the data checks goes.")] = Path("build/data-docs"),
+    as_json: out.Json = False,
+) -> None:
+    """Was anything lost? Reads every stub of a topic created in a window and what every group's logs say of it.
+
+    Changes nothing of producers and consumers. Ends with 0: nothing was lost; 1: these were lost; 3: not everything could be
+    read; 7: not everything is finished yet.
+    """
+    if verify is not None:
+        _verify(verify, key)
+        return
+    if topic is None or start is None or end is None:
+        raise _misused(
+            "A proof needs a topic and a window.",
+            "As in: backstop prove orders --from 2026-11-21T02:00Z --to 2026-11-21T03:00Z",
+        )
+    if form not in FORMATS:
+        raise _misused(f"--format {form}: there is no such format.", f"Name one of: {', '.join(FORMATS)}.")
+    if export is not None and export.exists() and any(export.iterdir()):
+        raise _misused(f"{export} is not empty.", "Name a new folder: one proof, one folder.")
+    from backstop.reconcile.answer_proof import EXIT_CODES
+    from backstop.reconcile.run_proof import run_proof
+
+    settings, known = context.load_settings(), context.connections()
+
+    def start_spark() -> Any:
+        from backstop.runs.spark_session import start_session
+
+        return start_session("backstop prove", "local[*]" if local_spark else None)
+
+    def audit(run: Run, suite: str) -> None:
+        from backstop.quality.audit import run_suite
+
+        run_suite(suite, known.url(settings.control), run.run_id, None, docs, repair_topics=[])
+
+    with out.progress("prove") as say:
+        proof = run_proof(
+            settings, known, start_spark, audit, topic, _instant("--from", start), _instant("--to", end),
+            folder=export, formats=FORMATS[form], say=say,
+        )  # fmt: skip
+    if as_json:
+        out.document(proof)
+    else:
+        _show(proof, end)
+    raise typer.Exit(EXIT_CODES[proof.answer])
+
+
+def _show(proof: Proof, asked: str) -> None:
+    out.line(proof.sentence)
+    if proof.window.end < _instant("--to", asked):
+        out.line("  The window ends earlier than asked: producers may still commit stubs of the time since.")
+    out.table(
+        ("group", "standing", "verdict", "reason", "deliveries"),
+        [(one.consumer_group, one.standing, one.verdict, one.reason, one.deliveries) for one in proof.counts],
+    )
+    if proof.lost:
+        from backstop.reconcile.prove import LOST_SHOWN
+
+        out.table(("lost message", "group", "verdict", "reason"), proof.lost)
+        if len(proof.lost) == LOST_SHOWN:
+            out.line(f"  The first {LOST_SHOWN}; all of them: --export.")
+    out.line(f"  run {proof.run_id}" + (f", exported to {proof.folder}" if proof.folder else ""))
+
+
+def _verify(folder: Path, key: Path | None) -> None:
+    from backstop.reconcile.sign_proof import verify
+
+    try:
+        public = None if key is None else key.read_bytes()
+    except OSError as error:
+        raise _misused(f"{key} cannot be read ({type(error).__name__}).", "Name the file of the public key.") from error
+    wrong = verify(folder, public)
+    for sentence in wrong:
+        out.line(sentence)
+    if wrong:
+        raise typer.Exit(1)
+    out.line(f"The proof in {folder} agrees with itself" + (" and with the key." if public else "; no key was given."))
+
+
+def _instant(option: str, text: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise _misused(f"{option} {text}: this is no time.", "Write it as 2026-11-21T02:00Z.") from None
+    if instant.tzinfo is None:
+        raise _misused(f"{option} {text}: in which zone?", f"Write {text}Z for UTC, or {text}+01:00.")
+    return instant
+
+
+def _misused(what: str, next_step: str) -> ConfigurationError:
+    return ConfigurationError(what, kept="Nothing was read.", next_step=next_step)

@@ -1,0 +1,155 @@
+"""Proves what became of every message of a window: read, judge, count, export, sign. Nothing is promoted or sent.
+
+    every stub of the window | the rule, as in a run | one row a delivery -> counts, files, digest -> the sentence
+
+A proof rests on logs, not on what an earlier run wrote into a stub (proof_rows.sql). It has its own run, so that it goes on
+beside everything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.config.signing_key import signing_key
+from backstop.errors import ConfigurationError
+from backstop.named_sql import load
+from backstop.reconcile.answer_proof import Answer, Counted, Window, answer
+from backstop.reconcile.apply_rule import Phases, apply_rule
+from backstop.reconcile.export_proof import COLUMNS, FORMATS, write_export
+from backstop.reconcile.read import read_window
+from backstop.reconcile.sign_proof import write_manifest
+from backstop.records import Counts, StubStatus
+from backstop.runs.run import Run, hold
+from backstop.runs.scope import scope_of
+from backstop.verdicts.sources import Sources
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_SQL = load("backstop.reconcile", "queries.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found. `lost` holds at most the first LOST_SHOWN lost deliveries, as (message_id, group, verdict, reason)."""
+
+    run_id: int
+    window: Window
+    answer: Answer
+    sentence: str
+    stubs: dict[str, int]
+    counts: list[Counted]
+    lost: list[tuple[str, str, str, str]]
+    folder: Path | None
+
+
+LOST_SHOWN = 50
+
+
+def window_of(settings: Settings, topic: str, start: datetime, end: datetime, now: datetime) -> Window:
+    """The window that can be proven: cut where a transaction may still commit a stub with an older time.
+
+    Raises ConfigurationError for an unknown topic, an empty window, or one that only lies ahead.
+    """
+    if topic not in settings.topics:
+        raise ConfigurationError(
+            f"There is no topic {topic!r}.", kept="Nothing was read.",
+            next_step=f"Name one of: {', '.join(settings.topics)}.",
+        )  # fmt: skip
+    policy = settings.policy_for(topic)
+    last = now - policy.longest_transaction - policy.max_clock_skew
+    if end <= start or start >= last:
+        raise ConfigurationError(
+            f"From {start.isoformat()} to {end.isoformat()} nothing can be proven now: "
+            + ("the window is empty." if end <= start else "producers may still commit stubs of it."),
+            kept="Nothing was read.",
+            next_step=f"Name a window that begins before it ends, and before {last.isoformat(timespec='seconds')}.",
+        )
+    return Window(topic, start, min(end, last))
+
+
+def prove(
+    spark: SparkSession, settings: Settings, connections: Connections, control: Any, run: Run, *,
+    folder: Path | None = None, formats: Sequence[str] = FORMATS, say: Callable[[str], None] = lambda _: None,
+) -> Proof:  # fmt: skip
+    """The proof of the run's scope (one topic, one window), stored in the control database, and in `folder` if there is one.
+
+    Every write holds the run's token (RunLost). What did not answer makes the answer INCOMPLETE, never good.
+    """
+    scope = scope_of(run.scope)
+    assert scope.topics and scope.created_from and scope.created_to  # what `open_proof` opens the run with
+    window = Window(scope.topics[0], scope.created_from, scope.created_to)
+    phases = Phases(say)
+    partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
+    with Sources(settings, connections) as sources:
+        due = read_window(spark, settings, sources, window.topic, window.start, window.end, partitions)
+        applied = apply_rule(spark, settings, connections, control, run, sources, due, phases, list(StubStatus))
+    rows = spark.sql(files("backstop.reconcile").joinpath("proof_rows.sql").read_text(encoding="utf-8"))
+    rows = rows.localCheckpoint(eager=True)
+    counts = [
+        Counted(row["consumer_group"], row["standing"], row["verdict"], row["reason"], row["count"])
+        for row in rows.groupBy("consumer_group", "standing", "verdict", "reason").count().collect()
+    ]
+    counts.sort(key=lambda one: (one.consumer_group, one.standing, one.verdict, one.reason))
+    stubs = {row["status"] or "null": row["count"] for row in due.stubs.groupBy("status").count().collect()}
+    broken = sum(one.rows for one in applied.read if not one.sound)
+    owed = rows.select("topic", "message_id").distinct().count()
+    lost = [
+        (row["message_id"], row["consumer_group"], row["verdict"], row["reason"])
+        for row in rows.where("standing = 'lost'").orderBy("message_id", "consumer_group").limit(LOST_SHOWN).collect()
+    ]
+    total = sum(stubs.values())
+    said, sentence = answer(window, total, counts, broken, applied.missed)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    written, digest = write_export(_tables(rows), folder or Path(), formats if folder is not None else ())
+    if folder is not None:
+        manifest = {
+            "run_id": run.run_id, "as_of": run.as_of.isoformat(), "topic": window.topic, "from": window.start.isoformat(),
+            "to": window.end.isoformat(), "policy_version": settings.version, "answer": str(said), "sentence": sentence,
+            "stubs": stubs, "deliveries": digest.rows, "counts": digest.by_standing, "missed": dict(applied.missed),
+            "broken": broken, "digest": str(digest),
+        }  # fmt: skip
+        write_manifest(folder, manifest, written, signing_key(settings))
+    phases.end("export")
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        cursor.execute(_SQL["save_proof"], {
+            "run_id": run.run_id, "topic": window.topic, "start": window.start, "end": window.end, "answer": str(said),
+            "sentence": sentence, "stubs": json.dumps(stubs), "owed_stubs": owed, "broken": broken,
+            "deliveries": digest.rows, "missed": json.dumps(dict(applied.missed)), "digest": str(digest),
+        })  # fmt: skip
+        for one in counts:
+            cursor.execute(_SQL["save_proof_count"], {
+                "run_id": run.run_id, "group": one.consumer_group, "standing": one.standing, "verdict": one.verdict,
+                "reason": one.reason, "deliveries": one.deliveries,
+            })  # fmt: skip
+        cursor.execute(_SQL["save_phases"], {"run_id": run.run_id, "phases": json.dumps(phases.seconds)})
+    return Proof(run.run_id, window, said, sentence, stubs, counts, lost, folder)
+
+
+def counts_of(proof: Proof) -> Counts:
+    """As a run's counts."""
+    counts = Counts()
+    counts.add("stubs_read", sum(proof.stubs.values()))
+    for one in proof.counts:
+        counts.add("deliveries", one.deliveries)
+        counts.add(one.standing, one.deliveries)
+    return counts
+
+
+def _tables(rows: DataFrame) -> Iterator[Any]:
+    """The rows as Arrow tables, one partition after the other: no more than one is held here."""
+    from pyspark.sql import functions as f
+
+    numbered = rows.select(*COLUMNS, f.spark_partition_id().alias("part"))
+    for part in sorted(row["part"] for row in numbered.select("part").distinct().collect()):
+        yield numbered.where(f.col("part") == part).toArrow()

@@ -1,0 +1,124 @@
+"""Signs a proof and verifies one: a manifest of what was asked and answered, with the digests of its files.
+
+Ed25519, because whoever checks a proof must not be able to make one: the auditor has the public key alone. Without a key the
+manifest still shows a changed byte, but not who wrote it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from backstop.errors import ConfigurationError
+from backstop.reconcile.export_proof import Digest, read_export
+
+MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
+
+
+def write_manifest(folder: Path, proof: Mapping[str, Any], files: list[Path], key: bytes | None) -> None:
+    """`proof`: plain values; `key`: an Ed25519 private key as PEM, or null. Raises ConfigurationError for another key."""
+    body = {**proof, "files": {path.name: _sha256(path) for path in files}, "signed": key is not None}
+    text = json.dumps(body, indent=2, ensure_ascii=False, sort_keys=True).encode()
+    (folder / MANIFEST).write_bytes(text)
+    if key is not None:
+        (folder / SIGNATURE).write_text(_private(key).sign(text).hex() + "\n", encoding="ascii")
+
+
+def verify(folder: Path, public_key: bytes | None = None) -> list[str]:
+    """What does not agree, a sentence each; none: everything does. With a public key (PEM) an unsigned proof does not agree.
+
+    Raises ConfigurationError when there is no proof, or the key is none.
+    """
+    try:
+        text = (folder / MANIFEST).read_bytes()
+        manifest = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{folder} holds no proof: {type(error).__name__} at {MANIFEST}.",
+            kept="Nothing was changed.",
+            next_step="Name the folder that `backstop prove --export` wrote.",
+        ) from error
+    wrong = [] if public_key is None else _check_signature(folder, text, public_key)
+    if manifest.get("signed") and not (folder / SIGNATURE).exists():
+        wrong.append(f"{SIGNATURE} is missing, though the manifest says that it was signed.")
+    counted = sum(manifest["counts"].values())
+    if counted != manifest["deliveries"]:
+        wrong.append(f"The counts of the manifest add up to {counted}, not to its {manifest['deliveries']} deliveries.")
+    for name, expected in manifest["files"].items():
+        path = folder / Path(name).name
+        if not path.is_file():
+            wrong.append(f"{name} is missing.")
+            continue
+        if _sha256(path) != expected:
+            wrong.append(f"{name} was changed: its SHA-256 is another one.")
+        wrong += _check_rows(path, manifest)
+    return wrong
+
+
+def _check_rows(path: Path, manifest: Mapping[str, Any]) -> list[str]:
+    digest = Digest()
+    try:
+        for row in read_export(path):
+            digest.add(row)
+    except (ValueError, KeyError, OSError) as error:
+        return [f"{path.name} cannot be read: {type(error).__name__}."]
+    wrong = []
+    if digest.rows != manifest["deliveries"]:
+        wrong.append(f"{path.name} has {digest.rows} deliveries, the manifest says {manifest['deliveries']}.")
+    if str(digest) != manifest["digest"]:
+        wrong.append(f"{path.name} holds other deliveries than the manifest: their digest is another one.")
+    if digest.by_standing != manifest["counts"]:
+        wrong.append(f"{path.name} gives other counts than the manifest.")
+    return wrong
+
+
+def _check_signature(folder: Path, text: bytes, public_key: bytes) -> list[str]:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(public_key)
+    except ValueError as error:
+        raise _no_key("public") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise _no_key("public")
+    try:
+        key.verify(bytes.fromhex((folder / SIGNATURE).read_text(encoding="ascii").strip()), text)
+    except OSError:
+        return ["The proof is not signed."]
+    except (InvalidSignature, ValueError):
+        return [f"{SIGNATURE} does not fit the manifest and this key."]
+    return []
+
+
+def _private(pem: bytes) -> Any:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise _no_key("private") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _no_key("private")
+    return key
+
+
+def _no_key(kind: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The {kind} key is no Ed25519 key in PEM without a password.",
+        kept="No proof was signed or accepted by it.",
+        next_step="Make a pair: openssl genpkey -algorithm ed25519 -out private.pem; openssl pkey -in private.pem -pubout.",
+    )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
