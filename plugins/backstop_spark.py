@@ -26,6 +26,7 @@ except ModuleNotFoundError:  # from the source tree, where Airflow puts the plug
 
 AWAY = 3
 """How a job ends when a store or broker did not answer, and it did all else (errors.Unavailable)."""
+SECRETS = "connections.json"
 JOBS = Path(__file__).resolve().parent.parent / "spark_jobs"
 
 
@@ -57,7 +58,11 @@ class SparkDutyOperator(BaseOperator):
         private = Path(tempfile.mkdtemp(prefix="backstop-"))  # mode 0700
         try:
             self._hook = self._prepare(private)
-            self._hook.submit(str(JOBS / f"{self.duty}.py"))
+            # To the driver alone: as `env_vars` the provider would make them arguments, on YARN and Kubernetes.
+            self._hook.submit(
+                str(JOBS / f"{self.duty}.py"),
+                env={**os.environ, **job_environment(private / SECRETS, archives_of(self.conn_id))},
+            )
         except Exception:
             if self._exit_code() == AWAY:
                 context["ti"].xcom_push(key=SOMETHING_AWAY, value=True)
@@ -75,25 +80,35 @@ class SparkDutyOperator(BaseOperator):
         return getattr(getattr(self._hook, "_submit_sp", None), "returncode", None)
 
     def _prepare(self, private: Path) -> Any:
-        from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-
         from backstop.config.connections import Connections, write_secrets_file
         from backstop.config.load import load
 
         check_master(self.conn_id)
-        connections, secrets = Connections(resolver=url_from_airflow), private / "connections.json"
+        connections = Connections(resolver=url_from_airflow)
         named = [ref for ref in load().connection_refs() if not ref.startswith("env:")]
-        write_secrets_file(secrets, {ref: connections.url(ref) for ref in named})
-        return SparkSubmitHook(
+        write_secrets_file(private / SECRETS, {ref: connections.url(ref) for ref in named})
+        return client_hook(
             conn_id=self.conn_id,
-            conf={"spark.speculation": "false", **self.conf},
+            conf={"spark.speculation": "false", **settings_of(self.conn_id), **self.conf},
             name=f"backstop {self.duty}",
             jars=os.environ.get("BACKSTOP_JDBC_JAR"),
             py_files=None if runs_here(self.conn_id) else pack_code(private),
+            archives=archives_of(self.conn_id),
             application_args=["--run-id", str(self.opened["run_id"]), "--token", str(self.opened["token"])],
-            env_vars=job_environment(secrets),
             deploy_mode="client",
         )
+
+
+def client_hook(**options: Any) -> Any:
+    """The provider's hook, which on Kubernetes looks for the exit code of a driver pod; our driver is the child itself."""
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    class ClientHook(SparkSubmitHook):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self._is_kubernetes = False
+
+    return ClientHook(**options)
 
 
 def check_master(conn_id: str) -> None:
@@ -130,23 +145,47 @@ EXAMPLE = """'{"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode"
 
 
 def runs_here(conn_id: str) -> bool:
-    """Whether the executors are threads of the driver on this machine."""
+    """Whether the executors are threads of the driver (local-cluster's are processes, as on other machines)."""
     from airflow.sdk import BaseHook
 
-    return (BaseHook.get_connection(conn_id).host or "").startswith("local")
+    host = BaseHook.get_connection(conn_id).host or ""
+    return host == "local" or host.startswith("local[")
 
 
-def job_environment(secrets: Path) -> dict[str, str]:
-    """What the driver needs beside the task's environment. A path, never a secret: YARN would put it on a
-    command line."""
+def archives_of(conn_id: str) -> str | None:
+    """The packed environment that the connection's extra `archives` names, `file#name`; null: executors have the libraries."""
+    from airflow.sdk import BaseHook
+
+    named = BaseHook.get_connection(conn_id).extra_dejson.get("archives")
+    return None if not named else named if "#" in named else f"{named}#environment"
+
+
+def settings_of(conn_id: str) -> dict[str, str]:
+    """Spark's settings from the connection's extras `conf` and `namespace`. They become arguments: no place for a secret."""
+    from airflow.sdk import BaseHook
+
+    extra = BaseHook.get_connection(conn_id).extra_dejson
+    namespace = {"spark.kubernetes.namespace": extra["namespace"]} if extra.get("namespace") else {}
+    return {**namespace, **{name: str(value) for name, value in (extra.get("conf") or {}).items()}}
+
+
+def job_environment(secrets: Path, archives: str | None = None) -> dict[str, str]:
+    """What the driver needs beside the task's environment. A path, never a secret.
+
+    With a packed environment executors take its interpreter: the archive is unpacked in their working folder.
+    """
     import backstop
 
+    if archives is None:
+        executor_python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    else:
+        executor_python = f"./{archives.partition('#')[2]}/bin/python"
     beside = Path(sys.executable).parent
     path = os.environ.get("PATH", os.defpath)
     return {
         "BACKSTOP_SECRETS_FILE": str(secrets),
         "PYTHONPATH": os.pathsep.join(filter(None, [source_root(backstop), os.environ.get("PYTHONPATH")])),
-        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "PYSPARK_PYTHON": executor_python,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # This environment's spark-submit goes before another one on the machine.
         "PATH": f"{beside}{os.pathsep}{path}" if (beside / "spark-submit").exists() else path,

@@ -31,11 +31,22 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
         .config("spark.speculation", "false")
         .config("spark.ui.showConsoleProgress", "false")
     )
-    if "spark.master" not in _submitted():
+    if _submitted():
+        master = _submitted_master()
+    else:
         master = master or os.environ.get("BACKSTOP_SPARK_MASTER", f"local[{min(os.cpu_count() or 2, 8)}]")
         builder = builder.master(master)
         builder = builder.config("spark.jars", _driver_jar())
-    if (master or "local").startswith("local"):
+    if secret := os.environ.get("_SPARK_AUTH_SECRET"):
+        # Executors get connections inside their tasks: between machines that must not be readable. The name is Spark's own;
+        # its workers read it, too, and hand it to executors off every command line.
+        builder = (
+            builder.config("spark.authenticate", "true")
+            .config("spark.authenticate.secret", secret)
+            .config("spark.network.crypto.enabled", "true")
+        )
+    if master.startswith("local"):
+        # Executors elsewhere must reach the driver; these are beside it.
         builder = (
             builder.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
             .config("spark.ui.enabled", "false")
@@ -56,10 +67,16 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
     return session
 
 
-def _submitted() -> str:
-    return os.environ.get("PYSPARK_SUBMIT_ARGS", "") + (
-        "spark.master" if os.environ.get("PYSPARK_GATEWAY_PORT") else ""
-    )
+def _submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ or "spark.master" in os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+
+
+def _submitted_master() -> str:
+    """The master that spark-submit was given; only its own process knows."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return str(SparkConf().get("spark.master", "local[*]"))
 
 
 def _driver_jar() -> str:

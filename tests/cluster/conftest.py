@@ -1,0 +1,51 @@
+"""One cluster, one packed environment, one PostgreSQL and one broker for all tests of this folder: each costs seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cluster_world import Cluster
+
+from backstop.local.ports import LOOPBACK
+from backstop.runs.pack_environment import pack
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    archive = tmp_path_factory.mktemp("packed") / "executors.tar.gz"
+    assert pack(archive) > 100
+    return archive
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="session")
+def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark writes what its pages show."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="session")
+def masters(cluster: Cluster, packed: Path, events: Path) -> dict[str, dict[str, object]]:
+    """Airflow's Spark connection for each kind of master; only the executors' place differs."""
+    conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file:{events}", "spark.ui.enabled": "false"}
+    elsewhere = {"conf": {**conf, "spark.executor.memory": "1g"}, "archives": str(packed)}
+    return {
+        "local": {"conn_type": "spark", "host": "local[2]"},
+        "standalone": {"conn_type": "spark", "host": f"spark://{LOOPBACK}", "port": cluster.port, "extra": elsewhere},
+        "local-cluster": {"conn_type": "spark", "host": "local-cluster[2,1,1024]", "extra": elsewhere},
+    }

@@ -1,0 +1,203 @@
+"""The same jobs on a cluster of separate processes: the same rows, no secret on the way, and executors that die."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+from cluster_world import Cluster, Submitter, passwords
+
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from backstop.records import Counts
+from backstop.runs.run import close_run, open_run
+from resend_world import OTHER, TOPIC, World, ids, servers, world  # noqa: F401
+from system import System, build_template, settings_dict, system
+
+STAGED = (
+    "SELECT shard, topic, message_id, consumer_group, verdict, reason, eligible, send_count, case_kind FROM staged_verdict"
+    " JOIN run USING (run_id, stage) WHERE run_id = %s ORDER BY 1, 2, 3, 4"
+)
+OUTCOMES = (
+    "SELECT shard, topic, message_id, old_status, new_status, send_count, deliveries FROM staged_stub"
+    " JOIN run USING (run_id, stage) WHERE run_id = %s ORDER BY 1, 2, 3"
+)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system with something of most verdicts, in two shards; no job of these tests changes it."""
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
+    ):
+        build_template(postgres)
+        with system(postgres, valkey) as made:
+            for number in range(60):
+                made.sent(f"m:{number}%'ü", shard="shop_a" if number % 2 else "shop_b")
+            made.consume("billing")
+            made.pass_over("shipping")
+            for number in range(20):
+                made.sent(f"later-{number}")
+            made.stub("never", send_count=0)
+            made.stub("old", topic="payments", age=timedelta(minutes=30))
+            yield made
+
+
+def judge(submitter: Submitter, made: System, during: Callable[[Any], None] | None = None) -> int:
+    """One run of the job in the system, closed by hand as failed, because nothing is promoted here; returns the run's id."""
+    control = made.control()
+    try:
+        run = open_run(control, "reconcile", "*", made.settings, dry_run=True)
+        try:
+            if during is None:
+                submitter.run("reconcile", run, settings_dict(), made.urls)
+            else:
+                with submitter.submitted("reconcile", run, settings_dict(), made.urls) as job:
+                    during(job)
+        finally:
+            close_run(control, run, "failed", Counts())
+        return run.run_id
+    finally:
+        control.close()
+
+
+@pytest.fixture(scope="module")
+def by_threads(judged: System, masters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]]:
+    """What local[2] stages."""
+    run_id = judge(Submitter(masters["local"], tmp_path_factory.mktemp("local")), judged)
+    return judged.rows("control", STAGED, run_id), judged.rows("control", OUTCOMES, run_id)
+
+
+def test_reconcile_stages_the_same_rows_on_a_standalone_cluster_and_shows_no_secret(
+    judged: System, by_threads: tuple[list[Any], list[Any]], masters: dict[str, Any], cluster: Cluster, events: Path,
+    tmp_path: Path,
+) -> None:
+    submitter = Submitter(masters["standalone"], tmp_path, cluster.secret, (*passwords(judged.urls), cluster.secret))
+    run_id = judge(submitter, judged)
+    assert {row[4] for row in by_threads[0]} >= {"LOST", "BACKLOGGED", "UNSENT"}
+    assert judged.rows("control", STAGED, run_id) == by_threads[0]
+    assert judged.rows("control", OUTCOMES, run_id) == by_threads[1]
+    assert len(submitter.secrets) == 3
+    assert submitter.seen == set(), "a password on a command line"
+    shown = [path for folder in (events, cluster.folder, tmp_path) for path in folder.rglob("*") if path.is_file()]
+    assert any(path.is_relative_to(events) for path in shown), "Spark kept no events"
+    leaks = [
+        str(path) for path in shown if path.suffix not in {".so", ".gz"}
+        for secret in submitter.secrets if secret.encode() in path.read_bytes()
+    ]  # fmt: skip
+    assert leaks == []
+
+
+@pytest.mark.soak
+def test_reconcile_stages_the_same_rows_on_local_cluster(
+    judged: System, by_threads: tuple[list[Any], list[Any]], masters: dict[str, Any], tmp_path: Path
+) -> None:
+    run_id = judge(Submitter(masters["local-cluster"], tmp_path), judged)
+    assert judged.rows("control", STAGED, run_id) == by_threads[0]
+    assert judged.rows("control", OUTCOMES, run_id) == by_threads[1]
+
+
+def test_an_executor_lost_after_the_reading_fails_the_run_and_the_next_one_is_right(
+    judged: System, by_threads: tuple[list[Any], list[Any]], masters: dict[str, Any], cluster: Cluster, tmp_path: Path
+) -> None:
+    submitter = Submitter(masters["standalone"], tmp_path, cluster.secret)
+    holder = psycopg2.connect(judged.urls["billing_db"])
+
+    def kill_while_logs_are_looked_up(job: Any) -> None:
+        with holder.cursor() as cursor:
+            cursor.execute("LOCK TABLE consumer_log IN ACCESS EXCLUSIVE MODE")
+        wait_for(lambda: waiting_for_logs(judged) or not job.running, 90)
+        assert job.running, job.text()[-4000:]
+        assert len(cluster.kill_executors(2)) == 2
+        holder.rollback()
+        assert job.wait() != 0, "what was read before was read again"
+        assert "CHECKPOINT" in job.text().upper()
+
+    try:
+        lost = judge(submitter, judged, kill_while_logs_are_looked_up)
+    finally:
+        holder.close()
+    assert judged.rows("control", "SELECT state FROM run WHERE run_id = %s", lost) == [("failed",)]
+    assert judged.rows("control", STAGED, lost) == []
+    again = judge(submitter, judged)
+    assert judged.rows("control", STAGED, again) == by_threads[0]
+
+
+def test_resend_sends_each_number_once_on_a_standalone_cluster(
+    world: World, masters: dict[str, Any], cluster: Cluster, tmp_path: Path,
+) -> None:  # fmt: skip
+    asked(world, 100)
+    with world.run() as run:
+        Submitter(masters["standalone"], tmp_path, cluster.secret).run("resend", run, world.written, world.urls)
+    assert everything_went_once(world, 100)
+
+
+@pytest.mark.soak
+def test_resend_sends_each_number_once_on_local_cluster(world: World, masters: dict[str, Any], tmp_path: Path) -> None:
+    asked(world, 100)
+    with world.run() as run:
+        Submitter(masters["local-cluster"], tmp_path).run("resend", run, world.written, world.urls)
+    assert everything_went_once(world, 100)
+
+
+def test_an_executor_killed_while_publishing_sends_no_number_twice_and_leaves_nothing_behind(
+    world: World, masters: dict[str, Any], cluster: Cluster, tmp_path: Path
+) -> None:  # fmt: skip
+    world.set("resend", to={"batch_size": 20})
+    world.set("policy", "rate_limit", to=100)
+    asked(world, 500)
+    submitter = Submitter(masters["standalone"], tmp_path, cluster.secret)
+    with world.run() as run, submitter.submitted("resend", run, world.written, world.urls) as job:
+        wait_for(lambda: len(world.published()) > 100 or not job.running, 90)
+        killed = cluster.kill_executors(1)
+        before = len(world.published())
+        assert killed and 100 < before < 900, (killed, before, job.text()[-4000:])
+        job.wait()
+        assert "Lost executor" in job.text() or "ExecutorLostFailure" in job.text()
+    never_twice(world)
+    world.expire_claims()
+    world.set("policy", "rate_limit", to=2000)
+    with world.run() as run:
+        submitter.run("resend", run, world.written, world.urls)
+    never_twice(world)
+    assert set(world.requests()) <= {"sent", "not_needed", "unknown"}, world.requests()
+    assert world.sql("producer_a", "SELECT count(*) FROM message_stub WHERE attempt_token IS NOT NULL") == [(0,)]
+
+
+def asked(made: World, number: int) -> None:
+    for shard in "ab":
+        made.stubs(ids(number, shard), shard=shard)
+        made.ask(ids(number, shard), shard=shard)
+
+
+def everything_went_once(made: World, number: int) -> bool:
+    expected = {(i, "1"): 1 for shard in "ab" for i in ids(number, shard)}
+    return made.copies(TOPIC) == expected and made.requests() == {"sent": 2 * number}
+
+
+def never_twice(made: World) -> None:
+    """No (message, send number) is in the broker twice, and no message more often than its stub counts."""
+    copies = made.copies(TOPIC)
+    assert [key for key, count in copies.items() if count > 1] == []
+    counted = dict(made.sql("producer_a", "SELECT message_id, send_count FROM message_stub"))
+    counted |= dict(made.sql("producer_b", "SELECT message_id, send_count FROM message_stub"))
+    assert [key for key in copies if counted[key[0]] < int(key[1])] == []
+
+
+def waiting_for_logs(made: System) -> bool:
+    return bool(made.rows(
+        "control", "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'backstop'"
+    ))  # fmt: skip
+
+
+def wait_for(holds: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to pass in time"
+        time.sleep(0.05)
