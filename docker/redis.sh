@@ -1,0 +1,9 @@
+#!/bin/sh
+# Starts the broker's server. The password goes by a file in memory that only the server's user can read: as an argument
+# every process list would show it. Nothing is evicted (a full broker must refuse a message, not forget one), and a reply
+# means that the entry is on disk.
+set -eu
+umask 077
+printf 'requirepass %s\n' "${REDIS_PASSWORD:?}" > "${REDIS_PRIVATE:?}/redis.conf"
+exec redis-server "$REDIS_PRIVATE/redis.conf" --port 6379 --dir /data --appendonly yes --appendfsync always --save "" \
+    --maxmemory-policy noeviction

@@ -1,0 +1,33 @@
+"""Writes .env beside docker-compose.yaml: a generated secret for each one that it asks for, mode 0600, never over an old one."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import sys
+from pathlib import Path
+
+PASSWORDS = (
+    "POSTGRES_PASSWORD", "AIRFLOW_DB_PASSWORD", "BACKSTOP_OWNER_PASSWORD", "BACKSTOP_DUTY_PASSWORD", "BACKSTOP_APP_PASSWORD",
+    "BACKSTOP_CONSUMER_PASSWORD", "REDIS_PASSWORD", "SPARK_SECRET", "AIRFLOW_SECRET_KEY", "AIRFLOW_JWT_SECRET",
+    "AIRFLOW_ADMIN_PASSWORD",
+)  # fmt: skip
+
+
+def main(path: Path) -> int:
+    lines = [f"{name}={secrets.token_hex(24)}" for name in PASSWORDS]
+    lines.append(f"AIRFLOW_FERNET_KEY={base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()}")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        print(f"{path} is there already: it was kept, because the databases know its passwords.")
+        return 0
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    print(f"{path} holds {len(lines)} generated secrets (mode 0600); the login of Airflow is admin, AIRFLOW_ADMIN_PASSWORD.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else ".env")))
