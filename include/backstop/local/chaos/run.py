@@ -18,7 +18,7 @@ from typing import Any
 from backstop.local.accounting import machine
 from backstop.local.chaos.page import count_struck
 from backstop.local.chaos.schedule import KINDS, Fault, schedule
-from backstop.local.chaos.servers import unmount_leftovers
+from backstop.local.chaos.servers import clear_leftovers
 from backstop.local.chaos.settle import heal, settle
 from backstop.local.chaos.stage import Command, Stage, plain
 from backstop.local.chaos.story import tell
@@ -42,7 +42,7 @@ def run_chaos(
     `without`: processes that are not started. The folder is kept; with a failure also what was on the small disks.
     """
     began = monotonic()
-    unmount_leftovers(folder)
+    clear_leftovers(folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     planned = list(schedule(seed, seconds, kinds, every) if faults is None else faults)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from backstop.errors import ConfigurationError
 from backstop.local.chaos.schedule import DATABASES, DISKS, SERVERS
-from backstop.local.child import LocalServerError, descendants
+from backstop.local.child import LocalServerError, descendants, end_leftover
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 
@@ -200,8 +200,12 @@ def mount(folder: Path, size: int) -> None:
     )
 
 
-def unmount_leftovers(folder: Path) -> None:
-    """Small disks that a run left behind which was killed itself: only those below its own folder."""
+def clear_leftovers(folder: Path) -> None:
+    """Servers and small disks that a run left behind which was killed itself: only those below its own folder."""
+    for name in SERVERS:
+        home = folder / "servers" / name
+        end_leftover(home / "valkey.pid", home, signal.SIGTERM)
+        end_leftover(home / "data" / "postmaster.pid", home / "data", signal.SIGINT)
     below = f"{folder.resolve()}/"
     places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for place in places:

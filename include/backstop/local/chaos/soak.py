@@ -23,7 +23,7 @@ from backstop.errors import BackstopError
 from backstop.local.accounting import machine
 from backstop.local.chaos.run import duty_lines, run_checker
 from backstop.local.chaos.schedule import Fault
-from backstop.local.chaos.servers import HOLDS, unmount_leftovers
+from backstop.local.chaos.servers import HOLDS, clear_leftovers
 from backstop.local.chaos.settle import heal, settle
 from backstop.local.chaos.stage import Stage
 from backstop.local.chaos.strike import strike
@@ -86,7 +86,7 @@ def counted(stage: Stage, shard: str) -> list[tuple[Any, ...]]:
 
 def run_soak(folder: Path, minutes: float, rate: float, every: float, say: Callable[[str], None]) -> dict[str, Any]:
     """In `folder`, which is emptied first; the report, also in report.json."""
-    unmount_leftovers(folder)
+    clear_leftovers(folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     stage = Stage(folder, 1, rate)
