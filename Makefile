@@ -17,7 +17,7 @@ export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench demo chaos soak test test-unit test-all up down traffic status lint types
+.PHONY: help setup bench demo chaos soak test test-unit test-all up down traffic status lint types env
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ traffic: setup ## producers and consumers over the running platform, until Ctrl-
 
 status: setup ## what of the embedded platform runs, and where
 	@$(PY) -m backstop.local.platform status
+
+env: ## .env with generated secrets for docker-compose.yaml (an old one is kept)
+	@python3 -I docker/write_env.py .env
 
 lint: setup ## ruff and the import rules
 	@$(PY) -m ruff check .

@@ -1,0 +1,148 @@
+"""What docker-compose.yaml and the Dockerfile must hold, read without an engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from compose_file import FILE, ROOT, Missing, as_written, filled, read_env
+
+SERVICES = as_written()["services"]
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+
+
+@pytest.fixture(scope="module")
+def variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What `make env` generates."""
+    return read_env(written_env(tmp_path_factory.mktemp("env")))
+
+
+def written_env(folder: Path) -> Path:
+    subprocess.run([sys.executable, str(ROOT / "docker" / "write_env.py"), str(folder / ".env")], check=True)
+    return folder / ".env"
+
+
+def test_the_file_meets_the_compose_specification(variables: dict[str, str]) -> None:
+    schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    content = filled(as_written(), variables)
+    assert [error.message for error in validator.iter_errors(content)] == []
+    content["services"]["redis"]["restrat"] = "always"
+    assert not validator.is_valid(content), "the schema sees nothing"
+
+
+def test_every_variable_is_a_secret_that_must_be_set_and_make_env_generates_it(variables: dict[str, str]) -> None:
+    text = re.sub(r"(?m)^\s*#.*$", "", FILE.read_text()).replace("$$", "")
+    used = re.findall(r"\$\{(\w+)([^}]*)\}", text)
+    assert {name for name, _ in used} == set(variables)
+    assert [name for name, rest in used if not rest.startswith(":?")] == [], "a variable that may be left empty"
+    assert text.count("$") == len(used), "a variable without braces, which may be left empty"
+    with pytest.raises(Missing, match="make env"):
+        filled(as_written(), {**variables, "REDIS_PASSWORD": ""})
+
+
+def test_no_secret_has_a_default() -> None:
+    """Whatever is named like a secret comes from a variable."""
+    for name, service in SERVICES.items():
+        for key, value in (service.get("environment") or {}).items():
+            if re.search(r"PASSWORD$|SECRET|_KEY$|FERNET", key):
+                assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", str(value)), (name, key)
+            assert not re.search(r"://[^:/@]*:(?!\$\{)[^@/]+@", str(value)), (name, key)
+
+
+def test_generated_secrets_are_strong_and_private_and_never_replaced(tmp_path: Path) -> None:
+    written = written_env(tmp_path)
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
+    before = written.read_text()
+    values = list(read_env(written).values())
+    assert len(set(values)) == len(values) and min(map(len, values)) >= 44
+    written_env(tmp_path)
+    assert written.read_text() == before
+    ignored = subprocess.run(["git", "check-ignore", "-q", ".env"], cwd=ROOT, check=False)
+    assert ignored.returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_each_service_is_bounded_restarted_watched_and_closed_to_the_network(name: str) -> None:
+    service = SERVICES[name]
+    once = service["healthcheck"].get("disable", False)
+    assert once == (name == "initialise"), "only what ends by itself has no health check"
+    assert service["restart"] == ("no" if once else "unless-stopped")
+    limits = service["deploy"]["resources"]["limits"]
+    assert set(limits) == {"cpus", "memory"}
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert "no-new-privileges:true" in service["security_opt"]
+    mounted = [volume for volume in service.get("volumes", []) if volume.startswith(".")]
+    assert all(volume.endswith(":ro") for volume in mounted)
+    assert all((ROOT / volume.split(":")[0]).exists() for volume in mounted)
+    assert re.search(r":\d+\.\d+[.\d]*", service["image"]), "an image without a version"
+
+
+def test_nothing_starts_before_what_it_needs_is_healthy() -> None:
+    for name, service in SERVICES.items():
+        for needed, how in service.get("depends_on", {}).items():
+            ends = SERVICES[needed]["healthcheck"].get("disable", False)
+            assert how["condition"] == ("service_completed_successfully" if ends else "service_healthy"), (name, needed)
+    assert "initialise" in SERVICES["airflow-api-server"]["depends_on"]
+    assert {"initialise", "spark-worker"} <= set(SERVICES["airflow-scheduler"]["depends_on"])
+
+
+def test_only_the_service_that_migrates_has_the_owners_login() -> None:
+    holders = {name for name, service in SERVICES.items() if "BACKSTOP_OWNER_PASSWORD" in json.dumps(service)}
+    assert holders == {"initialise", "postgres"}
+
+
+def test_no_command_line_carries_a_secret() -> None:
+    for name, service in SERVICES.items():
+        words = [*service.get("command", []), *service.get("entrypoint", []), *service["healthcheck"].get("test", [])]
+        assert not [word for word in words if "${" in word], name
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"(?m)^\s*#.*\n", "", DOCKERFILE).replace("\\\n", " ")
+    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in text.splitlines() if line.strip()]
+
+
+def test_what_the_image_copies_is_there_and_what_it_installs_is_pinned() -> None:
+    stages: set[str] = set()
+    for word, rest in instructions():
+        if word == "FROM":
+            image, _, stage = rest.partition(" AS ")
+            assert re.search(r":\d+[.\d]*-\w+", image), f"{image} has no version"
+            stages.add(stage)
+        if word == "COPY":
+            sources = rest.split()[:-1]
+            if sources[0].startswith("--from="):
+                assert sources[0].removeprefix("--from=") in stages
+            else:
+                assert [source for source in sources if not (ROOT / source).exists()] == []
+        if word == "RUN" and "apt-get install" in rest:
+            packages = re.findall(r'"([^"]+)"', rest.split("apt-get install")[1].split("&&")[0])
+            assert packages and all("=" in package for package in packages)
+        if word == "RUN" and "pip install" in rest:
+            assert "==" in rest or "-c /tmp/dist/constraints.txt" in rest
+
+
+def test_the_image_has_the_driver_and_the_airflow_of_the_lock() -> None:
+    from backstop.local.setup import JDBC_SHA256, JDBC_VERSION
+
+    assert f"postgresql:{JDBC_VERSION}" in DOCKERFILE and JDBC_SHA256 in DOCKERFILE
+    lock = (ROOT / "requirements.lock").read_text()
+    assert (airflow := re.search(r"(?m)^apache-airflow==([\d.]+)", lock))
+    assert f"FROM apache/airflow:{airflow[1]}-" in DOCKERFILE
+
+
+def test_the_constraints_of_the_image_are_the_lock_without_hashes(tmp_path: Path) -> None:
+    (command,) = re.findall(r"RUN (sed .*) requirements.lock > ", DOCKERFILE)
+    made = subprocess.run(["sh", "-c", f"{command} requirements.lock"], cwd=ROOT, check=True, capture_output=True, text=True)
+    lines = made.stdout.splitlines()
+    locked = re.findall(r"(?m)^([A-Za-z0-9][^ \n]*==\S+)", (ROOT / "requirements.lock").read_text())
+    assert len(lines) == len(locked) > 150
+    assert not [line for line in lines if "--hash" in line or line.endswith("\\")]
+
