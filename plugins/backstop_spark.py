@@ -108,7 +108,16 @@ def client_hook(**options: Any) -> Any:
             super().__init__(**options)
             self._is_kubernetes = False
 
-    return ClientHook(**options)
+    try:
+        return ClientHook(**options)
+    except (NameError, RuntimeError) as error:  # how the provider says that it lacks another one
+        from backstop.errors import ConfigurationError
+
+        raise ConfigurationError(
+            "A Spark master on Kubernetes needs Airflow's Kubernetes provider, which is not installed.",
+            kept="Nothing was read or changed.",
+            next_step="Install apache-airflow-providers-cncf-kubernetes, or name another master.",
+        ) from error
 
 
 def check_master(conn_id: str) -> None:

@@ -128,6 +128,43 @@ def test_executors_elsewhere_get_our_code(airflow: Path, monkeypatch: pytest.Mon
         assert {"backstop/records.py", "backstop/verdicts/verdict.sql"} <= set(archive.namelist())
 
 
+def test_executors_elsewhere_take_their_libraries_and_their_python_from_the_archive(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"archives": "/somewhere/executors.tar.gz", "conf": {"spark.cores.max": 4}}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({**LOCAL, "host": "spark://cluster:7077", "extra": extra}))
+    seen = submit(airflow, monkeypatch)
+    assert seen["argv"][seen["argv"].index("--archives") + 1] == "/somewhere/executors.tar.gz#environment"
+    assert {"spark.cores.max=4", "spark.speculation=false"} <= set(seen["argv"])
+    assert seen["environment"]["PYSPARK_PYTHON"] == "./environment/bin/python"
+    assert seen["environment"]["PYSPARK_DRIVER_PYTHON"].startswith("/")
+
+
+@pytest.mark.parametrize("host", ["yarn", "k8s://https://cluster:6443"])
+def test_on_yarn_and_kubernetes_the_drivers_environment_is_no_argument(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    from airflow.providers.apache.spark.hooks import spark_submit
+
+    monkeypatch.setattr(spark_submit, "kube_client", object(), raising=False)  # as if its provider were installed
+    given = {**LOCAL, "host": host, "extra": {"deploy-mode": "client", "namespace": "etl"}}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(given))
+    seen = submit(airflow, monkeypatch)
+    assert seen["argv"][seen["argv"].index("--master") + 1] == host
+    assert seen["argv"][seen["argv"].index("--deploy-mode") + 1] == "client"
+    assert Path(seen["environment"]["BACKSTOP_SECRETS_FILE"]).name == "connections.json"
+    assert not [word for word in seen["argv"] if "Env." in word or "connections.json" in word]
+    assert "spark.kubernetes.namespace=etl" in seen["argv"]
+
+
+def test_kubernetes_without_its_provider_is_refused_with_what_to_install(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({**LOCAL, "host": "k8s://https://cluster:6443"}))
+    with pytest.raises(ConfigurationError, match="cncf-kubernetes"):
+        submit(airflow, monkeypatch)
+
+
 @pytest.mark.parametrize(
     ("connection", "what"),
     [
