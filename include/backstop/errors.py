@@ -4,7 +4,8 @@
     |-- ConfigurationError      backstop.yaml, a policy or a connection id is wrong: nothing was started
     |-- Unavailable             a store or broker did not answer: nothing was decided from its silence
     |   |-- StoreUnavailable    a producer, consumer or control database
-    |   `-- BrokerUnavailable   the broker, for reading
+    |   |-- BrokerUnavailable   the broker, for reading
+    |   `-- HeartbeatLost       whoever watches from outside did not take the heartbeat
     |-- PublishFailed           one message was not acknowledged
     |   |-- PublishRefused      the broker certainly does not have it
     |   `-- PublishUnknown      it may or may not have it: never counted as "not sent"
@@ -62,6 +63,10 @@ class StoreUnavailable(Unavailable):
 
 class BrokerUnavailable(Unavailable):
     """The broker did not answer a question."""
+
+
+class HeartbeatLost(Unavailable):
+    """The heartbeat's URL did not answer, or refused."""
 
 
 class PublishFailed(BackstopError):

@@ -97,6 +97,7 @@ def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
          max(p.consume_timeout, p.redelivery_horizon) + 2 * p.reconcile_interval),
         (p.recheck > timedelta(0), "recheck", "more than", timedelta(0)),
         (p.reconcile_interval > timedelta(0), "reconcile_interval", "more than", timedelta(0)),
+        (p.watch_window > timedelta(0), "watch_window", "more than", timedelta(0)),
         (p.unknown_horizon > 2 * p.reconcile_interval, "unknown_horizon", "more than 2 reconcile_interval",
          2 * p.reconcile_interval),
         (p.queue_delay_cap < p.backlog_horizon, "queue_delay_cap", "less than backlog_horizon", p.backlog_horizon),

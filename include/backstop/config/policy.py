@@ -67,6 +67,9 @@ class Policy(BaseModel):
     blast_floor: Count = Field(50, description="fewer deliveries than this to resend never ask")
     blast_window: Duration = Field(_hours(1), description="the window over which the share is taken")
     rate_limit: Annotated[float, Field(gt=0)] = Field(200.0, description="resends a second, per topic and broker")
+    retention_warn: Share = Field(0.5, description="a backlog older than this share of broker_retention is an alert")
+    watch_window: Duration = Field(_seconds(900), description="over how long the watch measures what flows")
+    watch_floor: Count = Field(20, description="fewer messages than this in watch_window tell the watch nothing")
 
     def backoff(self, n: int) -> timedelta:
         """The wait after send number `n` (1 and up), without jitter."""

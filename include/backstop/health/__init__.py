@@ -1,0 +1,1 @@
+"""Sees losses coming, and whether Backstop's own duties still succeed."""

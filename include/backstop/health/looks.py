@@ -1,0 +1,74 @@
+"""What one look of the watch sees of a topic and of a group, and what a rule answers: values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLook:
+    """One look at a topic. The counts cover stubs created since the look before and until `counted_until`; null: a store did
+    not answer, and the next look covers them too. `resent`: copies that Backstop itself published meanwhile, of any topic."""
+
+    taken_at: datetime
+    life: str
+    """The epochs of its queues: numbers of two lives are never compared."""
+    stored: int
+    """Everything the broker ever stored in it: the sum of the queues' next offsets."""
+    counted_until: datetime
+    recorded: int | None = None
+    attempted: int | None = None
+    positioned: int | None = None
+    delayed: int | None = None
+    resent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLook:
+    """One look at a group in a topic; `logged` counts as in TopicLook."""
+
+    taken_at: datetime
+    life: str
+    passed: int
+    """The sum of the offsets that it has passed in each queue."""
+    waiting: int
+    """Messages that the broker has stored and the group has not passed."""
+    expired: int
+    """Messages that the broker removed before the group came to them."""
+    backlog_seconds: float
+    """How long the oldest message that waits has been stored; 0 when none waits."""
+    counted_until: datetime
+    logged: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the rules compare with; from the policy of the topic and group."""
+
+    retention: timedelta
+    retention_warn: float
+    window: timedelta
+    floor: int
+    lag: timedelta
+    """What was recorded or logged is counted this long afterwards, when its transaction has committed and its send has ended."""
+    consume_timeout: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong, for a person: `body` says what will be lost, when, and what to do."""
+
+    severity: str
+    title: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A rule's answer about one subject: a finding, or that all is well. No answer at all: not enough was seen to tell."""
+
+    rule: str
+    topic: str
+    group: str
+    finding: Finding | None

@@ -1,0 +1,106 @@
+-- Named queries on the control database: what the watch saw and found, and how the duties are.
+
+-- name: topic_looks: what earlier looks saw of every topic, oldest first
+SELECT topic, taken_at, life, stored, counted_until, recorded, attempted, positioned, delayed, resent
+FROM watch_topic
+WHERE taken_at >= %(since)s AND taken_at < %(before)s
+ORDER BY topic, taken_at;
+
+-- name: group_looks: the same of every group
+SELECT topic, consumer_group, taken_at, life, passed, waiting, expired, backlog_seconds, counted_until, logged
+FROM watch_group
+WHERE taken_at >= %(since)s AND taken_at < %(before)s
+ORDER BY topic, consumer_group, taken_at;
+
+-- name: save_topic: one look at a topic
+INSERT INTO watch_topic (topic, taken_at, life, stored, counted_until, recorded, attempted, positioned, delayed, resent)
+VALUES (%(topic)s, %(taken_at)s, %(life)s, %(stored)s, %(counted_until)s, %(recorded)s, %(attempted)s, %(positioned)s,
+    %(delayed)s, %(resent)s);
+
+-- name: save_group: one look at a group
+INSERT INTO watch_group (topic, consumer_group, taken_at, life, passed, waiting, expired, backlog_seconds, counted_until, logged)
+VALUES (%(topic)s, %(group)s, %(taken_at)s, %(life)s, %(passed)s, %(waiting)s, %(expired)s, %(backlog_seconds)s,
+    %(counted_until)s, %(logged)s);
+
+-- name: forget_topics: looks that no rule needs any more
+DELETE FROM watch_topic WHERE taken_at < %(before)s;
+
+-- name: forget_groups: the same, of groups
+DELETE FROM watch_group WHERE taken_at < %(before)s;
+
+-- name: forget_runs: the watch's own runs that went well, a day later: one a minute would bury the others
+DELETE FROM run WHERE duty = 'watch' AND state = 'done' AND started_at < %(before)s;
+
+-- name: resent: copies that resend runs published and ended since an instant; null while one is under way
+SELECT CASE WHEN bool_or(finished_at IS NULL) THEN NULL ELSE coalesce(sum(coalesce((counts ->> 'published')::bigint,
+    coalesce((counts ->> 'closed_sent')::bigint, 0) + coalesce((counts ->> 'closed_unknown')::bigint, 0))), 0) END
+FROM run
+WHERE duty = 'resend' AND started_at >= %(since)s::timestamptz - interval '1 day'
+    AND (finished_at IS NULL OR finished_at >= %(since)s::timestamptz);
+
+-- name: lock_finding: what is open of a rule and subject
+SELECT finding_id, severity FROM watch_finding
+WHERE rule = %(rule)s AND topic = %(topic)s AND consumer_group = %(group)s AND over_at IS NULL
+FOR UPDATE;
+
+-- name: open_finding: a rule holds for a subject from now on
+INSERT INTO watch_finding (rule, topic, consumer_group, severity, title, body)
+VALUES (%(rule)s, %(topic)s, %(group)s, %(severity)s, %(title)s, %(body)s)
+RETURNING finding_id;
+
+-- name: still_so: it holds still; the worst that it was stays
+UPDATE watch_finding SET last_seen_at = clock_timestamp(), title = %(title)s, body = %(body)s,
+    severity = CASE WHEN severity = 'critical' THEN severity ELSE %(severity)s END
+WHERE finding_id = %(finding_id)s;
+
+-- name: over: it holds no longer
+UPDATE watch_finding SET over_at = clock_timestamp() WHERE finding_id = %(finding_id)s RETURNING title;
+
+-- name: alert: tells people, once for each key
+INSERT INTO alert (dedup_key, severity, title, body)
+VALUES (%(dedup_key)s, %(severity)s, %(title)s, %(body)s)
+ON CONFLICT (dedup_key) DO NOTHING;
+
+-- name: duties: each duty and scope, by its runs that were no dry ones
+SELECT duty, scope,
+    max(finished_at) FILTER (WHERE state = 'done') AS last_success,
+    max(finished_at) FILTER (WHERE state IN ('failed', 'incomplete', 'abandoned')) AS last_failure,
+    min(started_at) AS first_run
+FROM run
+WHERE NOT dry_run
+GROUP BY duty, scope
+ORDER BY duty, scope;
+
+-- name: installed: when this control database first knew of anything: nothing can be overdue before
+SELECT least(min(started_at), clock_timestamp()), clock_timestamp() FROM run;
+
+-- name: open_findings: what the watch sees now
+SELECT rule, topic, consumer_group, severity, count(*) FROM watch_finding
+WHERE over_at IS NULL
+GROUP BY 1, 2, 3, 4;
+
+-- name: open_cases: what waits for a person
+SELECT kind, topic, consumer_group, severity, count(*), extract(epoch FROM min(opened_at))::float8 FROM case_file
+WHERE state = 'open'
+GROUP BY 1, 2, 3, 4;
+
+-- name: open_requests: resends asked for and not ended
+SELECT topic, state, count(*) FROM resend_request
+WHERE state IN ('open', 'claimed')
+GROUP BY 1, 2;
+
+-- name: newest_groups: what the newest look saw of each group, when it is not older than an hour
+SELECT DISTINCT ON (topic, consumer_group) topic, consumer_group, waiting, backlog_seconds
+FROM watch_group
+WHERE taken_at >= clock_timestamp() - interval '1 hour'
+ORDER BY topic, consumer_group, taken_at DESC;
+
+-- name: undelivered_alerts: the outbox
+SELECT severity, count(*) FROM alert WHERE delivered_at IS NULL GROUP BY severity;
+
+-- name: verdicts_now: what the newest promoted runs found open, by topic, group and verdict
+SELECT c.topic, c.consumer_group, c.verdict, c.deliveries
+FROM verdict_count c
+JOIN (SELECT run_id FROM run WHERE duty = 'reconcile' AND scope = '*' AND state = 'done' AND NOT dry_run
+    AND EXISTS (SELECT 1 FROM verdict_count v WHERE v.run_id = run.run_id)
+    ORDER BY started_at DESC LIMIT 1) newest USING (run_id);

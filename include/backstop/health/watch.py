@@ -1,0 +1,130 @@
+"""The watch duty: looks, asks the rules, writes alerts, and beats outside as long as every duty succeeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import BackstopError, BrokerUnavailable, ConfigurationError, HeartbeatLost, StoreUnavailable
+from backstop.health.duties import Standing, overdue, read_duties
+from backstop.health.heartbeat import beat
+from backstop.health.judge import judge
+from backstop.health.look import forget, read_history, take_look
+from backstop.health.looks import Answer, Finding
+from backstop.health.tell import tell
+from backstop.records import Counts
+from backstop.runs.control import connect
+from backstop.runs.run import Run, close_run, hold, keep_alive, open_run
+from backstop.verdicts.sources import Sources
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What one watch did: its counts, and the duties that are overdue, each with a sentence."""
+
+    counts: Counts
+    overdue: dict[str, str]
+
+
+def run_once(settings: Settings, connections: Connections) -> Watched:
+    """One look, its alerts, and the heartbeat. Safe to run twice; a second one at the same moment is refused (RunRefused).
+
+    Everything found is committed before anything is raised: StoreUnavailable or BrokerUnavailable when something did not
+    answer, HeartbeatLost when the heartbeat's URL did not take it. The run is then incomplete.
+    """
+    control = connect(settings, connections)
+    try:
+        run = open_run(control, "watch", "*", settings)
+        try:
+            with keep_alive(lambda: connect(settings, connections), run):
+                watched, missed = _steps(settings, connections, control, run)
+        except BaseException as error:
+            control.rollback()
+            close_run(control, run, "failed", Counts(), error=str(error))
+            raise
+        close_run(control, run, "incomplete" if missed else "done", watched.counts, error=str(missed) if missed else None)
+    finally:
+        control.close()
+    if missed:
+        raise missed
+    return watched
+
+
+def _steps(settings: Settings, connections: Connections, control: Any, run: Run) -> tuple[Watched, BackstopError | None]:
+    with Sources(settings, connections) as sources:
+        with control, control.cursor() as cursor:
+            hold(cursor, run)
+            history = read_history(cursor, settings, run.as_of)
+            take_look(sources, cursor, run.as_of, history)
+            forget(cursor, settings, run.as_of)
+        seen = {topic: looks for topic, looks in history.topics.items() if looks and looks[-1].taken_at == run.as_of}
+        history.topics = seen
+        history.groups = {key: looks for key, looks in history.groups.items() if looks and looks[-1].taken_at == run.as_of}
+        answers = judge(sources, history)
+        missed = _missed(sources)
+    with control, control.cursor() as cursor:
+        standings, installed, now = read_duties(cursor)
+    late = overdue(settings, standings, installed, now)
+    trouble = _beat(settings, connections, late, standings, now)
+    if settings.heartbeat is not None:
+        late = [*late, trouble]
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        counts = tell(cursor, [*answers, *late])
+    counts.add("topics", len(history.topics))
+    counts.add("groups", len(history.groups))
+    said = {one.topic: one.finding.title for one in late if one.finding is not None and one.rule == "duty_overdue"}
+    counts.add("overdue", len(said))
+    return Watched(counts, said), missed or _heartbeat_lost(trouble)
+
+
+def _beat(
+    settings: Settings, connections: Connections, late: Sequence[Answer], standings: Sequence[Standing], now: datetime
+) -> Answer:  # fmt: skip
+    """Beats when every duty is in time, else asks the URL for failures, if there is one."""
+    if settings.heartbeat is None:
+        return Answer("heartbeat", "*", "*", None)
+    missing = [one.finding.title for one in late if one.finding is not None]
+    reference = settings.heartbeat.fail_url if missing else settings.heartbeat.url
+    if reference is None:
+        return Answer("heartbeat", "*", "*", None)  # silence is the alarm
+    known = {one.duty: one.last_success for one in standings if one.scope == "*"}
+    lines = missing or [
+        f"{duty}: succeeded {(now - last).total_seconds():.0f} s ago" if (last := known.get(duty)) else f"{duty}: newly installed"
+        for duty in settings.watch.allowed_age
+    ]
+    try:
+        said = beat(connections.url(reference), "\n".join(lines), settings.heartbeat.timeout)
+    except ConfigurationError as error:
+        said = error.what
+    if said is None:
+        return Answer("heartbeat", "*", "*", None)
+    return Answer("heartbeat", "*", "*", Finding(
+        "warning", "The heartbeat's URL does not take the heartbeat",
+        f"Asked at {reference}: {said}. Whoever watches from outside now hears silence although Backstop's duties were looked at."
+        " Do: see whether that service is up and the URL still valid."))  # fmt: skip
+
+
+def _heartbeat_lost(trouble: Answer) -> BackstopError | None:
+    if trouble.finding is None:
+        return None
+    return HeartbeatLost(
+        f"{trouble.finding.title}: {trouble.finding.body.split('. ')[0]}.",
+        kept="What the watch found was stored with its alerts.",
+        next_step="See whether the service that takes the heartbeat is up and its URL still valid.",
+    )
+
+
+def _missed(sources: Sources) -> BackstopError | None:
+    if not sources.unreachable:
+        return None
+    kind = BrokerUnavailable if all(name.startswith("broker ") for name in sources.unreachable) else StoreUnavailable
+    return kind(
+        f"The watch could not ask {', '.join(sorted(sources.unreachable))}.",
+        kept="What they would have shown is unknown, so no alert was closed for it; everything else was looked at.",
+        next_step="Bring it back; `backstop check` says what does not answer.",
+    )

@@ -1,0 +1,434 @@
+"""The watch on real parts: losses that are coming are seen before they are losses, and nothing else is an alarm."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import HeartbeatLost, RunRefused, StoreUnavailable
+from backstop.health.watch import Watched, run_once
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from backstop.records import Message, Outcome
+from backstop.runs.run import close_run, open_run
+from system import System, build_template, settings_dict, system
+
+DAY = 86400.0
+TIMES = {
+    "control": {
+        "watch_topic": ("taken_at", "counted_until"), "watch_group": ("taken_at", "counted_until"),
+        "run": ("started_at", "finished_at"),
+    },
+    "shop_a": {"message_stub": ("created_at",)}, "shop_b": {"message_stub": ("created_at",)},
+    "billing_db": {"consumer_log": ("first_received_at",)}, "shipping_db": {"consumer_log": ("first_received_at",)},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+        build_template(postgres)
+        yield postgres, valkey
+
+
+class Watch:
+    """A system, its watch, and time that passes when the test says so: every row becomes older."""
+
+    def __init__(self, world: System) -> None:
+        self.world = world
+        self.numbers = iter(range(1_000_000))
+
+    def look(self, **changes: Any) -> Watched:
+        """One run of the duty; `changes` are further settings."""
+        return run_once(self.settings(**changes), self.world.connections)
+
+    def settings(self, **changes: Any) -> Settings:
+        written = self.world.settings.model_dump(exclude_unset=True)
+        return Settings.model_validate({"watch": {"allowed_age": {}}, **written, **changes})
+
+    def later(self, seconds: float = 60.0) -> None:
+        for database, tables in TIMES.items():
+            for table, columns in tables.items():
+                moved = ", ".join(f"{name} = {name} - %s * interval '1 second'" for name in columns)
+                self.world.rows(database, f"UPDATE {table} SET {moved}", *[seconds] * len(columns))
+
+    def flow(
+        self, topic: str = "orders", number: int = 30, *, stubs: bool = True, offsets: bool = True,
+        consume: tuple[str, ...] = ("billing", "shipping"), logs: tuple[str, ...] = ("billing", "shipping"),
+    ) -> None:  # fmt: skip
+        """Messages that go their way through the broker now: recorded, sent, received, logged."""
+        names = [f"m-{next(self.numbers)}" for _ in range(number)]
+        receipts = self.world.broker.publish([Message(topic, name, b"{}") for name in names])
+        assert all(receipt.outcome is Outcome.SENT for receipt in receipts)
+        at = [receipt.position if offsets else None for receipt in receipts]
+        if stubs and names:
+            self.world.rows(
+                "shop_a", """
+                INSERT INTO message_stub (topic, message_id, content, send_count, next_check_at, attempted_at, sent_at, queue_id,
+                    queue_offset, queue_epoch)
+                SELECT %s, m.message_id, '', 1, now(), now(), now(), m.queue_id, m.queue_offset, m.queue_epoch
+                FROM unnest(%s::text[], %s::integer[], %s::bigint[], %s::text[]) AS m (message_id, queue_id, queue_offset,
+                    queue_epoch)""",
+                topic, names, [p and p.queue_id for p in at], [p and p.offset for p in at], [p and p.epoch for p in at],
+            )  # fmt: skip
+        for group in consume:
+            subscription = self.world.broker.subscribe(group, [topic], f"worker-{uuid.uuid4()}")
+            while received := subscription.fetch(500, timedelta(milliseconds=20)):
+                if group in logs:
+                    self.world.rows(
+                        f"{group}_db", "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at)"
+                        " SELECT %s, %s, id, 'CONSUMED', now() FROM unnest(%s::text[]) AS id",
+                        group, topic, [one.message.message_id for one in received],
+                    )  # fmt: skip
+                subscription.acknowledge(received)
+            subscription.close()
+
+    def minutes(self, looks: int, **flow: Any) -> None:
+        """So many looks a minute apart, with a flow before each."""
+        for _ in range(looks):
+            if flow:
+                self.flow(**flow)
+            self.later(60)
+            self.look()
+
+    def findings(self) -> list[tuple[str, str, str, str]]:
+        found = self.world.rows(
+            "control", "SELECT rule, topic, consumer_group, severity FROM watch_finding WHERE over_at IS NULL ORDER BY 1, 2, 3"
+        )
+        return [tuple(row) for row in found]  # type: ignore[misc]
+
+    def alerts(self) -> list[str]:
+        return [key for (key,) in self.world.rows("control", "SELECT dedup_key FROM alert ORDER BY alert_id")]
+
+    def succeed(self, duty: str, ago: float = 0.0, state: str = "done", **options: Any) -> None:
+        """A run of a duty that ended so long ago."""
+        conn = self.world.control()
+        run = open_run(conn, duty, options.pop("scope", "*"), self.world.settings, **options)
+        close_run(conn, run, state, {})  # type: ignore[arg-type]
+        conn.close()
+        ended = "now() - %s * interval '1 second'"
+        self.world.rows(
+            "control", f"UPDATE run SET finished_at = {ended}, started_at = {ended} WHERE run_id = %s", ago, ago, run.run_id
+        )
+
+
+POLICY = {"watch_window": "2m", "watch_floor": 20}
+
+
+@pytest.fixture
+def watch(servers: tuple[Postgres, Valkey]) -> Iterator[Watch]:
+    with system(*servers, policy=POLICY) as world:
+        yield Watch(world)
+
+
+# Alarms that must come.
+
+
+def test_a_group_that_acknowledges_and_writes_no_log_is_an_alert_before_anything_is_called_lost(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(4, number=30)
+    assert watch.findings() == []
+    watch.minutes(4, number=30, logs=("billing",))
+    assert watch.findings() == [("logging_stopped", "orders", "shipping", "critical")]
+    (body,) = watch.world.rows("control", "SELECT body FROM alert")[0]
+    assert "wrote 0 logs" in body and "backstop pause orders" in body
+    watch.minutes(6, number=30)
+    assert watch.findings() == []
+    assert watch.alerts() == ["watch/1/critical", "watch/1/over"]
+
+
+def test_a_group_that_never_logged_is_an_alert_too_unless_a_filter_may_explain_it(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(5, number=30, logs=())
+    assert watch.findings() == [
+        ("logging_stopped", "orders", "billing", "critical"), ("logging_stopped", "orders", "shipping", "critical"),
+    ]  # fmt: skip
+
+
+def test_producers_that_settle_without_offsets_are_an_alert_once(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(4, number=30)
+    watch.minutes(4, number=30, offsets=False)
+    assert watch.findings() == [("offsets_stopped", "orders", "*", "warning")]
+    assert watch.alerts() == ["watch/1/warning"]
+    watch.minutes(4, number=30)
+    assert (watch.findings(), watch.alerts()) == ([], ["watch/1/warning", "watch/1/over"])
+
+
+def test_messages_that_nobody_recorded_are_an_alert(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(4, number=30)
+    watch.minutes(6, number=30, stubs=False)
+    assert ("stubs_stopped", "orders", "*", "critical") in watch.findings()
+
+
+def test_a_group_that_stands_still_while_messages_come_is_an_alert_until_it_moves(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(2, number=30)
+    watch.minutes(4, number=30, consume=("billing",))
+    assert watch.findings() == [("group_stands", "orders", "shipping", "warning")]
+    watch.minutes(1, number=1)
+    assert watch.findings() == []
+
+
+def test_a_backlog_that_nears_the_brokers_retention_warns_then_worsens_and_ends_each_once(servers: Any) -> None:
+    # An hour's retention, so that 0.05 % of it is under two seconds of real waiting in a real broker.
+    with system(*servers, policy={**POLICY, "retention_warn": 0.0005}) as world:
+        watch = Watch(world)
+        watch.flow(number=5, consume=("billing",))
+        assert watch.look().counts["found"] == 0
+        watch.later(60)
+        wait_until(lambda: oldest(world) > 2.0)
+        watch.look()
+        assert watch.findings() == [("backlog_age", "orders", "shipping", "warning")]
+        (body,) = world.rows("control", "SELECT body FROM alert")[0]
+        assert "The oldest of 5 messages" in body and "falls behind" in body
+        watch.look()
+        assert watch.alerts() == ["watch/1/warning"]
+        watch.flow(number=0)
+        watch.look()
+        assert (watch.findings(), watch.alerts()) == ([], ["watch/1/warning", "watch/1/over"])
+
+
+def test_what_the_broker_removed_before_the_group_came_is_critical(watch: Watch) -> None:
+    import redis
+
+    watch.flow(number=40, consume=("billing",))
+    server = redis.Redis.from_url(watch.world.urls["broker"])
+    for queue in (0, 1):
+        from backstop.brokers.redis_streams import Keys
+
+        server.xtrim(Keys().stream("orders", queue), maxlen=2, approximate=False)
+    watch.look()
+    assert watch.findings() == [("backlog_age", "orders", "shipping", "critical")]
+
+
+# Alarms that must not come.
+
+
+def test_a_quiet_night_after_a_busy_day_is_no_alarm(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(4, number=30)
+    watch.minutes(12)
+    watch.minutes(3, number=3)
+    assert watch.alerts() == []
+
+
+def test_a_first_burst_on_a_new_topic_is_no_alarm(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(3)
+    watch.minutes(5, topic="payments", number=40)
+    assert watch.alerts() == []
+
+
+def test_a_burst_after_a_quiet_time_is_no_alarm_at_any_look(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(4, number=30)
+    watch.minutes(10)
+    watch.flow(number=60)
+    for seconds in (0.5, 1, 2, 3, 60, 60, 60, 60):
+        watch.look()
+        watch.later(seconds)
+    assert watch.alerts() == []
+
+
+def test_a_group_that_has_ended_is_no_alarm(servers: Any) -> None:
+    groups = settings_dict()["groups"]
+    groups["shipping"] |= {"active_until": "2020-01-01T00:00:00Z"}
+    with system(*servers, policy=POLICY, groups=groups) as world:
+        watch = Watch(world)
+        watch.look()
+        watch.minutes(5, number=30, consume=("billing",))
+        assert watch.alerts() == []
+
+
+def test_copies_that_backstop_itself_sent_again_are_no_messages_around_it(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(4, number=30)
+    watch.minutes(8)
+    conn = watch.world.control()
+    run = open_run(conn, "resend", "*", watch.world.settings)
+    watch.flow(number=30, stubs=False, logs=())
+    watch.look()
+    close_run(conn, run, "done", {"published": 30})
+    conn.close()
+    watch.minutes(6)
+    assert watch.alerts() == []
+
+
+def test_a_pause_of_the_watch_itself_measures_nothing_across_it(servers: Any) -> None:
+    with system(*servers, policy={**POLICY, "watch_window": "15m"}) as world:
+        watch = Watch(world)
+        watch.look()
+        for _ in range(5):
+            watch.flow(number=30)
+            watch.later(300)
+            watch.look()
+        watch.flow(number=60)
+        watch.later(5400)
+        for _ in range(5):
+            watch.look()
+            watch.later(300)
+        assert watch.alerts() == []
+
+
+def test_a_store_that_does_not_answer_raises_no_alarm_closes_none_and_is_named(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(4, number=30)
+    watch.minutes(4, number=30, logs=("billing",))
+    assert len(watch.findings()) == 1
+    away = {**watch.world.urls, "shipping_db": "postgresql://nobody@127.0.0.1:1/gone", "shop_a": "postgresql://x@127.0.0.1:1/y"}
+    broken = Connections(resolver=away.get)
+    for _ in range(3):
+        watch.flow(number=30)
+        watch.later(60)
+        with pytest.raises(StoreUnavailable, match=r"shard shop_a.*store shipping_db"):
+            run_once(watch.world.settings, broken)
+    assert len(watch.findings()) == 1 and len(watch.alerts()) == 1
+    assert watch.world.rows("control", "SELECT state FROM run ORDER BY run_id DESC LIMIT 1") == [("incomplete",)]
+    watch.minutes(6, number=30)
+    assert watch.alerts() == ["watch/1/critical", "watch/1/over"]
+
+
+# Duties and the heartbeat.
+
+
+class Outside:
+    """The service that takes heartbeats, on the loopback. `mode`: good, refuse, hang, drip."""
+
+    def __init__(self) -> None:
+        self.mode, self.asked = "good", []  # type: ignore[var-annotated]
+        self.release = threading.Event()
+        outside = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                outside.asked.append((self.path, body))
+                if outside.mode == "hang":
+                    outside.release.wait(30)
+                if outside.mode == "drip":
+                    while not outside.release.wait(0.1):
+                        self.wfile.write(b"H")
+                        self.wfile.flush()
+                self.send_response(500 if outside.mode == "refuse" else 200)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}/ping/s3cret-uuid"
+
+
+@contextmanager
+def outside() -> Iterator[Outside]:
+    service = Outside()
+    thread = threading.Thread(target=service.server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield service
+    finally:
+        service.release.set()
+        service.server.shutdown()
+        service.server.server_close()
+        thread.join()
+
+
+def test_the_heartbeat_beats_only_while_every_duty_succeeds_in_time(watch: Watch) -> None:
+    with outside() as service:
+        watch.world.urls.update(beat=service.url, fail=f"{service.url}/fail")
+        beating = {"heartbeat": {"url": "beat", "fail_url": "fail", "timeout": 2},
+                   "watch": {"allowed_age": {"reconcile": "10m", "resend": "10m"}}}  # fmt: skip
+        watch.succeed("reconcile", ago=60)
+        watch.succeed("resend", ago=30)
+        assert watch.look(**beating).overdue == {}
+        assert service.asked[-1][0] == "/ping/s3cret-uuid" and "reconcile: succeeded 6" in service.asked[-1][1]
+        watch.later(580)
+        late = watch.look(**beating)
+        assert list(late.overdue) == ["reconcile", "resend"]
+        assert service.asked[-1][0] == "/ping/s3cret-uuid/fail"
+        watch.succeed("resend")
+        watch.succeed("reconcile", state="incomplete")
+        watch.succeed("reconcile", scope="orders")
+        watch.succeed("reconcile", dry_run=True)
+        assert list(watch.look(**beating).overdue) == ["reconcile"], "no failed, partial or dry run is a success of the schedule"
+        silent = {**beating, "heartbeat": {"url": "beat", "timeout": 2}}
+        before = len(service.asked)
+        watch.look(**silent)
+        assert len(service.asked) == before, "silence is the alarm"
+        assert watch.findings() == [("duty_overdue", "reconcile", "*", "critical")]
+        watch.succeed("reconcile")
+        watch.look(**beating)
+        assert service.asked[-1][0] == "/ping/s3cret-uuid"
+        assert watch.findings() == []
+
+
+@pytest.mark.parametrize("mode", ["refuse", "hang", "drip"])
+def test_a_heartbeat_url_that_fails_or_hangs_neither_hangs_the_duty_nor_is_passed_over(watch: Watch, mode: str) -> None:
+    with outside() as service:
+        watch.world.urls.update(beat=service.url)
+        beating = {"heartbeat": {"url": "beat", "timeout": 0.5}}
+        service.mode = mode
+        for _ in range(2):
+            with pytest.raises(HeartbeatLost) as caught:
+                watch.look(**beating)
+            assert "s3cret-uuid" not in str(caught.value)
+        (seconds,) = watch.world.rows(
+            "control", "SELECT extract(epoch FROM finished_at - started_at)::float8 FROM run ORDER BY run_id DESC LIMIT 1"
+        )[0]
+        assert seconds < 5
+        assert watch.findings() == [("heartbeat", "*", "*", "warning")]
+        assert watch.alerts() == ["watch/1/warning"], "once, however often"
+        stored = watch.world.rows(
+            "control", "SELECT to_jsonb(a)::text FROM alert a UNION ALL SELECT to_jsonb(r)::text FROM run r"
+        )
+        assert not any("s3cret-uuid" in text for (text,) in stored)
+        service.mode = "good"
+        service.release.set()
+        watch.look(**beating)
+        assert watch.alerts() == ["watch/1/warning", "watch/1/over"]
+
+
+def test_a_second_watch_at_the_same_moment_is_refused(watch: Watch) -> None:
+    conn = watch.world.control()
+    open_run(conn, "watch", "*", watch.world.settings)
+    with pytest.raises(RunRefused):
+        watch.look()
+    conn.close()
+
+
+def test_the_watch_buries_nobody_under_its_own_rows(watch: Watch) -> None:
+    watch.minutes(3)
+    watch.later(2 * DAY)
+    watch.look()
+    assert watch.world.rows("control", "SELECT count(*) FROM run WHERE duty = 'watch'") == [(1,)]
+    assert watch.world.rows("control", "SELECT count(*) FROM watch_topic") == [(2,)]
+
+
+def oldest(world: System) -> float:
+    """Seconds since the oldest message of `orders` was stored that shipping has not passed."""
+    positions = world.broker.progress("orders", "shipping")
+    now = world.broker.clock()
+    return max((now - position.passed_until).total_seconds() for position in positions)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    ended = threading.Event()
+    for _ in range(200):
+        if condition():
+            return
+        ended.wait(0.05)
+    pytest.fail("it never happened")
+
+
