@@ -43,7 +43,9 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def masters(cluster: Cluster, packed: Path, events: Path) -> dict[str, dict[str, object]]:
     """Airflow's Spark connection for each kind of master; only the executors' place differs."""
     conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file:{events}", "spark.ui.enabled": "false"}
-    elsewhere = {"conf": {**conf, "spark.executor.memory": "1g"}, "archives": str(packed)}
+    # Jobs of seconds: the second compiler and a parallel collector cost more than they give.
+    options = {"spark.executor.memory": "1g", "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    elsewhere = {"conf": {**conf, **options}, "archives": str(packed)}
     return {
         "local": {"conn_type": "spark", "host": "local[2]"},
         "standalone": {"conn_type": "spark", "host": f"spark://{LOOPBACK}", "port": cluster.port, "extra": elsewhere},

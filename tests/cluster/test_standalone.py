@@ -125,10 +125,11 @@ def test_an_executor_lost_after_the_reading_fails_the_run_and_the_next_one_is_ri
         holder.close()
     assert judged.rows("control", "SELECT state FROM run WHERE run_id = %s", lost) == [("failed",)]
     assert judged.rows("control", STAGED, lost) == []
-    again = judge(submitter, judged)
+    again = judge(Submitter(masters["local"], tmp_path), judged)
     assert judged.rows("control", STAGED, again) == by_threads[0]
 
 
+@pytest.mark.soak
 def test_resend_sends_each_number_once_on_a_standalone_cluster(
     world: World, masters: dict[str, Any], cluster: Cluster, tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -164,7 +165,7 @@ def test_an_executor_killed_while_publishing_sends_no_number_twice_and_leaves_no
     world.expire_claims()
     world.set("policy", "rate_limit", to=2000)
     with world.run() as run:
-        submitter.run("resend", run, world.written, world.urls)
+        Submitter(masters["local"], tmp_path).run("resend", run, world.written, world.urls)
     never_twice(world)
     assert set(world.requests()) <= {"sent", "not_needed", "unknown"}, world.requests()
     assert world.sql("producer_a", "SELECT count(*) FROM message_stub WHERE attempt_token IS NOT NULL") == [(0,)]
