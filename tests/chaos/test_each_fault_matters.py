@@ -81,25 +81,25 @@ CASES = {
     # A copy whose outcome nobody knows waits for a group that stands still, and its producer's clock is behind.
     "skew_clock": Case(
         [
-            *kills("skew_clock", "shops", 8, seconds=22, how="-25"),
-            *kills("cut_link", "producers to broker", 9.5, 12, 14.5, seconds=1.5, how="after the request"),
-            *kills("freeze_process", "shipping-1", 9, seconds=18), *kills("freeze_process", "shipping-2", 9, seconds=18),
+            *kills("skew_clock", "shops", 24, seconds=26, how="-25"),
+            *kills("cut_link", "producers to broker", 25.5, 28, 30.5, seconds=1.5, how="after the request"),
+            *kills("freeze_process", "shipping-1", 25, seconds=22), *kills("freeze_process", "shipping-2", 25, seconds=22),
         ],
-        "no_clock_is_looked_at", "resend needless after an unknown outcome", duties=True, seconds=34,
+        "no_clock_is_looked_at", "resend needless after an unknown outcome", duties=True, seconds=52,
     ),
     "run_twice": Case(
         [
-            *kills("stop_server", "broker", 6, 16, seconds=2, how="fast"),
-            *kills("run_twice", "resend", 8, seconds=32, how="side by side"),
+            *kills("stop_server", "broker", 8, 20, 32, seconds=2, how="fast"),
+            *kills("run_twice", "resend", 20, seconds=50, how="side by side"),
         ],
-        "claims_exclude_nobody", "send number published twice", slow="slow_publish", duties=True, seconds=42,
+        "claims_exclude_nobody", "send number published twice", slow="slow_publish", duties=True, seconds=70,
     ),
     "freeze of a resend": Case(
         [
-            *kills("stop_server", "broker", 6, 16, 26, seconds=2, how="fast"),
-            *kills("freeze_process", "resend", 15, 24, 33, 42, seconds=6),
+            *kills("stop_server", "broker", 8, 20, 32, seconds=2, how="fast"),
+            *kills("freeze_process", "resend", 26, 35, 44, 53, 62, seconds=6),
         ],
-        "publish_after_the_claim", "copy stored after its time", slow="slow_publish", duties=True, seconds=50,
+        "publish_after_the_claim", "copy stored after its time", slow="slow_publish", duties=True, seconds=70,
     ),
 }  # fmt: skip
 

@@ -83,10 +83,12 @@ def session() -> Any:
 
 
 def reconcile(settings: Settings, connections: Connections, docs: Path) -> Once:
+    from backstop.quality import data_docs  # noqa: F401 - what takes seconds is loaded before anything goes wrong
     from backstop.quality.audit import run_suite
+    from backstop.reconcile import judge  # noqa: F401
     from backstop.reconcile.run_once import run_once
 
-    session()
+    session().range(1000).selectExpr("sum(id)").collect()
     repair = [name for name, its in settings.topics.items() if its.mode == "repair"]
 
     def audit(run: Run, suite: str) -> None:

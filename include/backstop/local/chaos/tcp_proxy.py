@@ -34,6 +34,8 @@ class Line:
 
 def reset(side: asyncio.StreamWriter) -> None:
     """A reset, not an orderly end: nothing is flushed, nothing lingers."""
+    if side.transport.is_closing():
+        return  # it has ended by itself
     side.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     side.transport.abort()
 
