@@ -136,6 +136,55 @@ def open_duty(duty: str, topic: str | None, dry_run: bool, count: Callable[[Room
         return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "due": due}
 
 
+@told
+def open_proof(topic: str, start: str, end: str) -> Opened:
+    """Opens the run of a proof over the part of the window that can be proven now."""
+    from datetime import datetime
+
+    from backstop.reconcile.run_proof import open_proof as open_window
+
+    with control_room() as room:
+        run = open_window(
+            room.control, room.settings, topic, datetime.fromisoformat(start), datetime.fromisoformat(end)
+        )
+        return {"run_id": run.run_id, "token": run.token, "dry_run": False, "due": 1}
+
+
+@told
+def close_proof(opened: Opened, failed: list[str], *, away: bool = False) -> dict[str, Any]:
+    """Tells the sentence and closes the run: done, incomplete (not everything could be read) or failed.
+
+    Raises AirflowFailException for an incomplete proof, so that it ends red at once.
+    """
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from backstop.records import Counts
+    from backstop.runs.run import close_run, find
+
+    with control_room() as room:
+        run = find(room.control, int(opened["run_id"]), str(opened["token"]))
+        with room.control, room.control.cursor() as cursor:
+            cursor.execute(_PROOF, {"run_id": run.run_id})
+            answer, sentence, counts = cursor.fetchone() or ("none", "There is no proof: a task before this one failed.", {})
+        incomplete = answer == "incomplete" or (bool(failed) and away)
+        state = "incomplete" if incomplete else "failed" if failed else "done"
+        close_run(room.control, run, state, Counts(counts), error=sentence if state != "done" else None)
+    log.info("backstop: %s", sentence)
+    if incomplete and not failed:
+        raise AirflowFailException(sentence)
+    return {"run_id": run.run_id, "state": state, "answer": answer, "sentence": sentence}
+
+
+_PROOF = """
+    SELECT p.answer, p.sentence, coalesce((
+        SELECT jsonb_object_agg(c.standing, c.deliveries)
+        FROM (SELECT standing, sum(deliveries) AS deliveries FROM proof_count WHERE run_id = p.run_id GROUP BY standing) AS c
+    ), '{}')
+    FROM proof AS p
+    WHERE p.run_id = %(run_id)s
+"""
+
+
 def reconcile_due(room: Room, run: Run) -> int:
     """Stubs due in the run's scope, after the messages of open cases were looked at again."""
     from backstop.reconcile.count_due import count_due

@@ -1,0 +1,98 @@
+"""### prove: was anything lost in a window?
+
+Reads every stub of a topic that was created in a window, whatever became of it, judges each delivery by its logs, and answers
+in one sentence: nothing was lost, or exactly what was. Nothing of producers and consumers is changed, and nothing is sent.
+
+    open_run >> prove (Spark) >> audit_proof >> close_run
+
+What each task does, and what to do when it is red:
+
+- **open_run** cuts the window where producers may still commit stubs of it, and opens the run. Red: the topic or the window
+  makes no sense (its log says why), or the control database is away.
+- **prove** reads, judges, counts and exports to the folder of the run (`$BACKSTOP_PROOFS/run-<id>`), with a manifest that
+  shows every later change. Red: its log says what happened; clear it to prove again.
+- **audit_proof** checks that the counts add up and that the good answer is given only when everything was read. Red: do not
+  use the proof; the button Data Docs shows the check that broke.
+- **close_run** tells the sentence and closes the run. Red: the proof is INCOMPLETE: the message names what could not be read.
+
+**By hand**: *Trigger* with `topic`, `from` and `to`; it is never scheduled. The command line does the same:
+`backstop prove TOPIC --from ... --to ...`, and checks an export: `backstop prove --verify FOLDER`.
+
+**Stop**: mark the run as failed; there is nothing to undo.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Param, dag, task
+
+try:
+    from backstop.plugins import backstop_duty as duty
+    from backstop.plugins.backstop_links import DataDocsLink, RunLink
+    from backstop.plugins.backstop_notify import tell_failure
+    from backstop.plugins.backstop_spark import SparkDutyOperator
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    import backstop_duty as duty
+    from backstop_links import DataDocsLink, RunLink
+    from backstop_notify import tell_failure
+    from backstop_spark import SparkDutyOperator
+
+
+@task(retries=0)
+def open_run(params: dict[str, Any]) -> dict[str, Any]:
+    """Set-up: the window that can be proven now, and its run."""
+    return duty.open_proof(params["topic"], params["from"], params["to"])
+
+
+@task
+def audit(suite: str, opened: dict[str, Any]) -> str:
+    """Stops the proof before anybody is told its answer when a check does not hold."""
+    return duty.audit(suite, opened)
+
+
+@task(retries=2)
+def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """Tear-down: tells the sentence; done, incomplete or failed."""
+    failed = duty.failed_tasks(context)
+    return duty.close_proof(opened, failed, away=duty.away(context, failed))
+
+
+@dag(
+    dag_id="prove",
+    schedule=None,
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    dagrun_timeout=timedelta(hours=6),
+    default_args={
+        "owner": "backstop",
+        "retries": 0,
+        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
+        "execution_timeout": timedelta(minutes=15),
+    },
+    params={
+        "topic": Param("", type="string", minLength=1, title="Topic"),
+        "from": Param("", type="string", format="date-time", title="From", description="Stubs created since"),
+        "to": Param("", type="string", format="date-time", title="To", description="... and before"),
+    },
+    on_failure_callback=tell_failure,
+    tags=["backstop"],
+    doc_md=__doc__,
+)
+def prove() -> None:
+    """Wiring only. Arguments have names, by which the buttons find the run."""
+    opened = open_run()
+    proved = SparkDutyOperator(task_id="prove", duty="prove", opened=opened, execution_timeout=timedelta(hours=4))
+    audited = audit.override(task_id="audit_proof")(suite="proof", opened=opened)
+    closed = close_run(opened=opened)
+
+    opened >> proved >> audited >> closed
+    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
+    audited.operator.operator_extra_links = (RunLink(), DataDocsLink())
+    closed.operator.operator_extra_links = (RunLink(),)
+
+
+dag = prove()
