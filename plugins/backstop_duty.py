@@ -330,6 +330,33 @@ _COUNTS = """
 """
 
 
+@told
+def watch() -> dict[str, Any]:
+    """One look of the watch, its alerts and heartbeat, and what the notifier has still to tell; returns its summary.
+
+    Raises what the watch raises, after the notifier had its turn: an alert is told even when something did not answer.
+    """
+    from backstop.health.watch import run_once
+
+    with control_room() as room:
+        try:
+            watched = run_once(room.settings, room.connections)
+        finally:
+            told_now = notifier().tell_unsaid(room.settings, room.connections, room.control)
+        for sentence in watched.overdue.values():
+            log.error("backstop: %s", sentence)
+        return {**watched.counts, "told": told_now}
+
+
+def notifier() -> Any:
+    """The module backstop_notify, from the package or from Airflow's plugins folder."""
+    try:
+        from backstop.plugins import backstop_notify
+    except ModuleNotFoundError:
+        import backstop_notify
+    return backstop_notify
+
+
 def docs_folder() -> Path:
     """Where the Data Docs lie: $BACKSTOP_DOCS_FOLDER, else a folder of Airflow's home. Workers and the UI
     share it."""

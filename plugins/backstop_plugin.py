@@ -26,14 +26,30 @@ async def pages(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await _app(scope, receive, send)
 
 
+async def metrics(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """The same for scrapers, who have a token and no session."""
+    global _metrics
+    if _metrics is None:
+        try:
+            from backstop.plugins.backstop_metrics import make_app
+        except ModuleNotFoundError:
+            from backstop_metrics import make_app
+        _metrics = make_app()
+    await _metrics(scope, receive, send)
+
+
 _app: Any = None
+_metrics: Any = None
 
 
 class BackstopPlugin(AirflowPlugin):
     """Found in the plugins folder, or through the entry point of the installed distribution."""
 
     name = "backstop"
-    fastapi_apps = [{"app": pages, "url_prefix": PREFIX, "name": "Backstop"}]  # noqa: RUF012 - Airflow's form
+    fastapi_apps = [  # noqa: RUF012 - Airflow's form
+        {"app": pages, "url_prefix": PREFIX, "name": "Backstop"},
+        {"app": metrics, "url_prefix": f"{PREFIX}-metrics", "name": "Backstop metrics"},
+    ]
     external_views = [  # noqa: RUF012
         {
             "name": "Backstop",

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from backstop.cli import cases, check, context, migrate, pause, prove, run, runs, schema, where
+from backstop.cli import cases, check, context, metrics, migrate, pause, prove, run, runs, schema, where
 from backstop.cli.out import printable
 from backstop.errors import BackstopError
 
@@ -27,6 +27,7 @@ app.command("schema")(schema.schema)
 app.add_typer(run.app, name="run")
 app.command("where")(where.where)
 app.command("prove")(prove.prove)
+app.command("metrics")(metrics.metrics)
 app.add_typer(cases.app, name="cases")
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)

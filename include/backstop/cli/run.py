@@ -12,7 +12,7 @@ from backstop.cli import context, out
 if TYPE_CHECKING:
     from backstop.runs.run import Run
 
-app = typer.Typer(help="Run a duty without Airflow: reconcile, resend.", no_args_is_help=True)
+app = typer.Typer(help="Run a duty without Airflow: reconcile, resend, watch.", no_args_is_help=True)
 
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="Only this topic; may be repeated.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing outside the run itself; show what would be done.")]
@@ -84,6 +84,25 @@ def resend(
     out.line(f"resend{' (dry run)' if dry_run else ''}: {counts}")
     for one in planned:
         out.line(f"  {one}")
+
+
+@app.command()
+def watch(as_json: out.Json = False) -> None:
+    """Look once for losses that are coming and for duties that are overdue; alert, and send the heartbeat.
+
+    Ends with 1 when a duty is overdue, with 3 when something (the heartbeat's URL too) did not answer.
+    """
+    from backstop.health.watch import run_once
+
+    watched = run_once(context.load_settings(), context.connections())
+    if as_json:
+        out.document({"counts": watched.counts, "overdue": watched.overdue})
+    else:
+        out.line(f"watch: {watched.counts}")
+        for sentence in watched.overdue.values():
+            out.line(f"  {sentence}", style="red")
+    if watched.overdue:
+        raise typer.Exit(1)
 
 
 def _require_topics(known: Any, named: list[str] | None) -> None:

@@ -118,6 +118,17 @@ def take_look(sources: Sources, cursor: Any, as_of: datetime, history: History) 
         before.append(seen)
 
 
+def look_at_shards(sources: Sources, cursor: Any, as_of: datetime) -> None:
+    """Keeps since when the oldest due stub of each shard is due."""
+    for shard in sources.settings.producers:
+        try:
+            oldest = sources.shard(shard).oldest_due()
+        except Unavailable as error:
+            sources.missed(f"shard {shard}", error)
+            continue
+        cursor.execute(_SQL["save_shard"], {"shard": shard, "oldest": oldest, "taken_at": as_of})
+
+
 def forget(cursor: Any, settings: Settings, as_of: datetime) -> None:
     """Deletes looks that no rule needs any more, and the watch's own runs of more than a day ago."""
     before = as_of - (USUAL_WINDOWS + 2) * longest_window(settings) - lag(settings)

@@ -22,6 +22,14 @@ INSERT INTO watch_group (topic, consumer_group, taken_at, life, passed, waiting,
 VALUES (%(topic)s, %(group)s, %(taken_at)s, %(life)s, %(passed)s, %(waiting)s, %(expired)s, %(backlog_seconds)s,
     %(counted_until)s, %(logged)s);
 
+-- name: save_shard: what is due in a shard
+INSERT INTO watch_shard (shard, oldest_due_at, taken_at) VALUES (%(shard)s, %(oldest)s, %(taken_at)s)
+ON CONFLICT (shard) DO UPDATE SET oldest_due_at = excluded.oldest_due_at, taken_at = excluded.taken_at;
+
+-- name: oldest_due: by shard, as last looked at, when that is not older than an hour
+SELECT shard, extract(epoch FROM coalesce(oldest_due_at, taken_at))::float8 FROM watch_shard
+WHERE taken_at >= clock_timestamp() - interval '1 hour';
+
 -- name: forget_topics: looks that no rule needs any more
 DELETE FROM watch_topic WHERE taken_at < %(before)s;
 
@@ -104,3 +112,19 @@ FROM verdict_count c
 JOIN (SELECT run_id FROM run WHERE duty = 'reconcile' AND scope = '*' AND state = 'done' AND NOT dry_run
     AND EXISTS (SELECT 1 FROM verdict_count v WHERE v.run_id = run.run_id)
     ORDER BY started_at DESC LIMIT 1) newest USING (run_id);
+
+-- name: last_success_of: the newest good run of a duty over everything; 0: none
+SELECT coalesce(max(run_id), 0) FROM run WHERE duty = %(duty)s AND scope = '*' AND state = 'done' AND NOT dry_run;
+
+-- name: unsaid_alert: an alert, unless a channel has taken it
+SELECT dedup_key, severity, title, body FROM alert WHERE dedup_key = %(dedup_key)s AND delivered_at IS NULL;
+
+-- name: unsaid_alerts: alerts of the watch and of failed duties that no channel has taken
+SELECT dedup_key, severity, title, body FROM alert
+WHERE (starts_with(dedup_key, 'watch/') OR starts_with(dedup_key, 'duty/')) AND delivered_at IS NULL
+    AND created_at >= clock_timestamp() - interval '1 day'
+ORDER BY alert_id
+LIMIT 20;
+
+-- name: said: a channel has taken it
+UPDATE alert SET delivered_at = clock_timestamp() WHERE dedup_key = %(dedup_key)s AND delivered_at IS NULL;

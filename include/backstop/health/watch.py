@@ -13,7 +13,7 @@ from backstop.errors import BackstopError, BrokerUnavailable, ConfigurationError
 from backstop.health.duties import Standing, overdue, read_duties
 from backstop.health.heartbeat import beat
 from backstop.health.judge import judge
-from backstop.health.look import forget, read_history, take_look
+from backstop.health.look import forget, look_at_shards, read_history, take_look
 from backstop.health.looks import Answer, Finding
 from backstop.health.tell import tell
 from backstop.records import Counts
@@ -60,6 +60,7 @@ def _steps(settings: Settings, connections: Connections, control: Any, run: Run)
             hold(cursor, run)
             history = read_history(cursor, settings, run.as_of)
             take_look(sources, cursor, run.as_of, history)
+            look_at_shards(sources, cursor, run.as_of)
             forget(cursor, settings, run.as_of)
         seen = {topic: looks for topic, looks in history.topics.items() if looks and looks[-1].taken_at == run.as_of}
         history.topics = seen

@@ -136,6 +136,10 @@ class PostgresStubs:
             for row in self._by_key("stubs", keys)
         }
 
+    def oldest_due(self) -> datetime | None:
+        found = self._connection.rows(_SQL["oldest_due"])
+        return found[0][0] if found else None
+
     def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
         found = self._connection.rows(_SQL["recorded_between"], {"start": start, "end": end})
         return {topic: Recorded(*numbers) for topic, *numbers in found}

@@ -109,6 +109,12 @@ CROSS JOIN LATERAL (
     SELECT * FROM send_attempt m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) a
 ORDER BY a.topic, a.message_id, a.send_number;
 
+-- name: oldest_due: since when the oldest due stub is due; no row: none is
+SELECT s.next_check_at FROM message_stub s
+WHERE s.status = 'pending' AND s.next_check_at <= clock_timestamp() AND isfinite(s.next_check_at)
+ORDER BY s.next_check_at
+LIMIT 1;
+
 -- name: recorded_between: by topic, what was recorded in a window and how much of it has an offset
 SELECT s.topic, count(*),
     count(*) FILTER (WHERE s.deliver_at IS NULL AND s.send_count > s.refusals),

@@ -158,6 +158,10 @@ class StubStore(Protocol):
         """By key, on the primary."""
         ...
 
+    def oldest_due(self) -> datetime | None:
+        """The next_check_at of the oldest pending stub, if it has come; null: nothing is due."""
+        ...
+
     def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
         """By topic, of the stubs created in [start, end); a topic without any is absent. Costs what the window holds."""
         ...

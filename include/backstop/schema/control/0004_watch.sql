@@ -33,6 +33,13 @@ CREATE TABLE watch_group (
 );
 COMMENT ON TABLE watch_group IS 'One look at a group: how far it got, what waits for it and since when, and what it logged since the look before';
 
+CREATE TABLE watch_shard (
+    shard         text        PRIMARY KEY,
+    oldest_due_at timestamptz,
+    taken_at      timestamptz NOT NULL
+);
+COMMENT ON COLUMN watch_shard.oldest_due_at IS 'the next_check_at of the oldest stub that is due; null: none is';
+
 -- One row while a rule holds for a subject; its alerts are named after it.
 CREATE TABLE watch_finding (
     finding_id     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -1,0 +1,39 @@
+"""`backstop metrics`: the state of the duties for Prometheus, on the standard output or in a file of its textfile collector."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from backstop.cli import context
+
+
+def metrics(
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Write to this file (ending in .prom), whole or not at all.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Tell when each duty last succeeded and what waits, in Prometheus' text format."""
+    from backstop.health.metrics import render
+
+    settings, known = context.load_settings(), context.connections()
+    with context.control(settings, known) as conn:
+        text, _ = render(conn, settings)
+    if to is None:
+        sys.stdout.write(text.decode())
+        return
+    # The collector reads whenever it likes: it must never find half a file.
+    descriptor, partial = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+        os.chmod(partial, 0o644)
+        os.replace(partial, to)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,103 @@
+"""Tells the state of the duties, and of what waits, in the words of Prometheus and OpenMetrics.
+
+Read from the control database alone when asked: no state of its own, so any process may answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from backstop.config.settings import Settings
+from backstop.health.duties import EVERYTHING, read_duties
+from backstop.named_sql import load
+
+_SQL = load("backstop.health", "queries.sql")
+
+
+def render(
+    conn: Any, settings: Settings, accept: str = "", more: Mapping[str, tuple[str, float]] | None = None
+) -> tuple[bytes, str]:
+    """(text, content type) of everything, in the format that `accept` asks for; without it the text format, which the textfile
+    collector of node_exporter reads. `more`: further gauges, name -> (help, value)."""
+    registry = CollectorRegistry()
+    with conn, conn.cursor() as cursor:
+        gauges = [*_gauges(cursor, settings)]
+    for name, (what, value) in (more or {}).items():
+        gauges.append(_gauge(name, what, (), [((), value)]))
+    registry.register(_Fixed(gauges))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class _Fixed(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
+    standings, _, _ = read_duties(cursor)
+    known = {(s.duty, s.scope) for s in standings}
+    # A duty that never succeeded is there with 0, so that a rule about its age fires instead of finding nothing.
+    never = [((duty, EVERYTHING), 0.0) for duty in settings.watch.allowed_age if (duty, EVERYTHING) not in known]
+    yield _gauge(
+        "backstop_duty_last_success_timestamp_seconds", "When a run of the duty last succeeded; 0: never", ("duty", "scope"),
+        [*(((s.duty, s.scope), s.last_success.timestamp() if s.last_success else 0.0) for s in standings), *never],
+    )  # fmt: skip
+    yield _gauge(
+        "backstop_duty_last_failure_timestamp_seconds", "When a run of the duty last failed or was incomplete",
+        ("duty", "scope"), [((s.duty, s.scope), s.last_failure.timestamp()) for s in standings if s.last_failure],
+    )  # fmt: skip
+    yield _gauge(
+        "backstop_duty_allowed_age_seconds", "How long ago the duty may have succeeded last (watch.allowed_age)", ("duty",),
+        [((duty,), allowed.total_seconds()) for duty, allowed in settings.watch.allowed_age.items()],
+    )  # fmt: skip
+    labels = ("rule", "topic", "group", "severity")
+    yield _gauge("backstop_findings", "What the watch sees now, 1 each", labels, _rows(cursor, "open_findings", 4))
+    cursor.execute(_SQL["open_cases"])
+    cases = cursor.fetchall()
+    labels = ("kind", "topic", "group", "severity")
+    yield _gauge("backstop_open_cases", "Cases that wait for a person", labels, [(row[:4], row[4]) for row in cases])
+    yield _gauge(
+        "backstop_open_case_oldest_timestamp_seconds", "When the oldest of them was opened", labels,
+        [(row[:4], row[5]) for row in cases],
+    )  # fmt: skip
+    asked = _rows(cursor, "open_requests", 2)
+    yield _gauge("backstop_open_requests", "Resends asked for that have not ended", ("topic", "state"), asked)
+    unsaid = _rows(cursor, "undelivered_alerts", 1)
+    yield _gauge("backstop_undelivered_alerts", "Alerts that no channel has taken", ("severity",), unsaid)
+    yield _gauge(
+        "backstop_deliveries", "Deliveries by verdict, in the newest run that judged", ("topic", "group", "verdict"),
+        _rows(cursor, "verdicts_now", 3),
+    )  # fmt: skip
+    cursor.execute(_SQL["newest_groups"])
+    groups = cursor.fetchall()
+    waiting, ages = [(row[:2], row[2]) for row in groups], [(row[:2], row[3]) for row in groups]
+    of = ("topic", "group")
+    yield _gauge("backstop_group_waiting_messages", "Messages stored that the group has not passed", of, waiting)
+    yield _gauge("backstop_group_backlog_age_seconds", "How long the oldest of them waits", of, ages)
+    yield _gauge(
+        "backstop_oldest_due_stub_timestamp_seconds", "Since when the oldest due stub of a shard is due; the look, if none is",
+        ("shard",), _rows(cursor, "oldest_due", 1),
+    )  # fmt: skip
+
+
+def _rows(cursor: Any, query: str, labels: int) -> list[tuple[tuple[str, ...], float]]:
+    cursor.execute(_SQL[query])
+    return [(tuple(row[:labels]), float(row[labels])) for row in cursor.fetchall()]
+
+
+def _gauge(name: str, what: str, labels: tuple[str, ...], values: Iterable[tuple[Iterable[str], float]]) -> Metric:
+    family = GaugeMetricFamily(name, what, labels=labels)
+    for of, value in values:
+        family.add_metric(list(of), float(value))
+    return family
