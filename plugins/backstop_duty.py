@@ -217,12 +217,17 @@ def resend_due(room: Room, run: Run) -> int:
 
 
 _REQUESTS_DUE = """
-    SELECT count(*)
-    FROM resend_request AS r
-    WHERE r.topic = ANY (%(topics)s)
-      AND (r.state = 'open' AND r.not_before <= clock_timestamp()
-           OR r.state = 'claimed' AND r.claim_deadline <= clock_timestamp())
-      AND NOT EXISTS (SELECT 1 FROM pause AS p WHERE p.topic IN (r.topic, '*'))
+    WITH wanted AS (
+        SELECT t.topic FROM unnest(%(topics)s::text[]) AS t (topic)
+        WHERE NOT EXISTS (SELECT 1 FROM pause AS p WHERE p.topic IN (t.topic, '*'))
+    )
+    SELECT (SELECT count(*) FROM resend_request AS r JOIN wanted USING (topic)
+            WHERE r.state = 'open' AND r.not_before <= clock_timestamp()
+                AND NOT EXISTS (SELECT 1 FROM resend_batch AS b WHERE b.topic = r.topic AND b.state = 'stopped'
+                    AND (r.held OR r.batch_id = b.batch_id))
+                OR r.state = 'claimed' AND r.claim_deadline <= clock_timestamp())
+        -- A live batch is looked at by every run, also when nothing of it is held any more: its last step may go wrong.
+        + (SELECT count(*) FROM resend_batch AS b JOIN wanted USING (topic) WHERE b.state = 'ramping')
 """
 
 

@@ -21,8 +21,7 @@ from backstop.config.settings import Settings
 from backstop.errors import BackstopError
 from backstop.records import Counts
 from backstop.resend.claim import find_due
-from backstop.resend.recover import recover
-from backstop.resend.work import a_worker, add_counts, now, require_all_reachable, run_once, work
+from backstop.resend.work import a_worker, add_counts, now, prepare, require_all_reachable, run_once, work
 from backstop.runs.control import connect
 from backstop.runs.job import main_of
 from backstop.runs.run import Run, find, keep_alive
@@ -44,7 +43,7 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
         keep_alive(lambda: connect(settings, connections), run),
         a_worker(settings, connections, run) as worker,
     ):
-        counts = recover(worker)
+        counts = prepare(worker)
         cut = now(worker)
         due = find_due(worker, cut)
         batches = sum(-(-number // settings.resend.batch_size) for number in due.values())

@@ -24,9 +24,8 @@ from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 from backstop.records import SEND_HEADER, Counts
 from backstop.resend.claim import Worker
-from backstop.resend.recover import recover
-from backstop.resend.request import Ask, ask
-from backstop.resend.work import a_worker, now, run_once, work
+from backstop.resend.request import Ask, ask, ramped_topics
+from backstop.resend.work import a_worker, now, prepare, run_once, work
 from backstop.runs.control import connect
 from backstop.runs.run import Run, close_run, open_run
 from backstop.runs.scope import name_of
@@ -40,7 +39,7 @@ ROLES = {
 }  # fmt: skip
 TOPIC, OTHER = "orders", "payments"
 _ACCOUNTING = {
-    "control": "resend_request, case_file, case_member, pause, watermark, duty_lease, run, verdict, progress,"
+    "control": "resend_request, resend_batch, case_file, case_member, pause, watermark, duty_lease, run, verdict, progress,"
     " progress_history, queue_epoch, delivery_decision",
     "producer": "message_stub, send_attempt",
     "consumer": "consumer_log",
@@ -97,13 +96,13 @@ class World:
 
     def ask(
         self, ids: Sequence[str], shard: str = "a", topic: str = TOPIC, number: int = 1,
-        groups: tuple[str, ...] | None = None, by: str = "reconcile",
+        groups: tuple[str, ...] | None = None, by: str = "reconcile", ramped: bool = False,
     ) -> Counts:  # fmt: skip
         asks = [Ask(f"shop_{shard}", topic, i, number, groups, "refused", by) for i in ids]
         connection = connect(self.settings, self.connections)
         try:
             with connection, connection.cursor() as cursor:
-                return ask(cursor, asks, None)
+                return ask(cursor, asks, None, ramped_topics(self.settings) if ramped else ())
         finally:
             connection.close()
 
@@ -136,7 +135,7 @@ class World:
     def hooked_resend(self, hooks: Mapping[str, Callable[[], None]]) -> Counts:
         """One whole run with hooks around the methods of its stores and brokers."""
         with self.run() as run, self.worker(run, hooks) as worker:
-            counts = recover(worker)
+            counts = prepare(worker)
             return counts + work(worker, now(worker))
 
     def requests(self) -> dict[str, int]:

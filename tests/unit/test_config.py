@@ -93,7 +93,7 @@ def test_the_committed_json_schema_is_that_of_the_code() -> None:
 
 def test_the_subscriptions_policy_wins_over_the_groups_the_topics_and_the_general_one() -> None:
     settings = from_mapping(changed(
-        ("policy", {"max_sends": 6, "recheck": "1m", "rate_limit": 10, "blast_floor": 7}),
+        ("policy", {"max_sends": 6, "recheck": "1m", "rate_limit": 10, "blast_floor": 7, "canary": 5}),
         ("topics/orders/policy", {"max_sends": 7, "recheck": "2m", "rate_limit": 20}),
         ("groups/billing/policy", {"max_sends": 8, "recheck": "3m"}),
         ("topics/orders/groups", {"billing": {"policy": {"max_sends": 9}}, "shipping": {}}),

@@ -14,6 +14,8 @@ ACTIONS: dict[str, str] = {
     "void": "the whole message is withdrawn, for every group",
     "raise": "one more send is allowed (or --more N); reconcile goes on with it",
     "resend": "asks for the next send, to this group alone, where it still fits when it is claimed",
+    "go_on": "the stopped batch goes on, with a canary again; what went wrong stays with its own verdicts and cases",
+    "give_up": "what the stopped batch has not sent yet is closed; only a person asks for it again, and overdue says so",
     "accept": "the queue's new life is accepted: older copies are judged by time from now on",
 }
 """Every action with its sentence."""
@@ -27,6 +29,9 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
     "unknown": ("resend", "void", "discard", "leave"),
     "overdue": ("resend", "void", "discard", "leave"),
     "stalled": ("resend", "discard", "void", "leave"),
+    "ramp_stopped": ("go_on", "give_up", "leave"),
+    "order_gap": ("resend", "void", "discard", "leave"),
+    "order_parked": ("resend", "void", "discard", "leave"),
     "no_route": ("resend", "discard", "void", "leave"),
 }
 _DONE = (Verdict.CONFIRMED, Verdict.VOIDED)

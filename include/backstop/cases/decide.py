@@ -30,7 +30,7 @@ from backstop.config.settings import Settings
 from backstop.errors import DecisionRefused, StoreUnavailable
 from backstop.named_sql import load
 from backstop.records import Counts, Key, StubStatus
-from backstop.resend.request import Ask, ask, route_for
+from backstop.resend.request import Ask, ask, ramped_topics, route_for
 from backstop.verdicts.judge import Judge, Judged, Judgement, Promise
 
 _SQL = load("backstop.cases", "queries.sql")
@@ -80,7 +80,7 @@ def decide(
         )
     intent = {"case_id": case_id, "action": action, "who": who, "why": why}
     _intend(conn, intent)
-    if action in ("leave", "accept"):
+    if action in ("leave", "accept", "go_on", "give_up"):
         return _decide_in_control(conn, intent)
     with Judge(settings, connections, conn) as judge:
         try:
@@ -126,7 +126,7 @@ def _withdraw(conn: Any, intent: Mapping[str, Any]) -> None:
 
 
 def _decide_in_control(conn: Any, intent: Mapping[str, Any]) -> Decided:
-    """`leave` and `accept`: one transaction in the control database is all there is."""
+    """`leave`, `accept`, `go_on`, `give_up`: one transaction in the control database is all there is."""
     counts = Counts()
     with conn, conn.cursor() as cur:
         _require_mine(cur, intent)
@@ -140,9 +140,26 @@ def _decide_in_control(conn: Any, intent: Mapping[str, Any]) -> Decided:
                     )
                 cur.execute(_SQL["accept_epoch"], {"broker": broker, "topic": topic, "queue_id": queue_id, "epoch": epoch})
                 counts.add("accepted", cur.rowcount)
+        elif intent["action"] in ("go_on", "give_up"):
+            counts += _move_batch(cur, intent)
         _record(cur, intent, counts, [])
         cur.execute(_SQL["decided"], intent)
     return Decided(intent["case_id"], intent["action"], counts)
+
+
+def _move_batch(cur: Any, intent: Mapping[str, Any]) -> Counts:
+    """A stopped batch goes on with a canary again, or ends and gives up what it had not sent."""
+    go_on = intent["action"] == "go_on"
+    cur.execute(_SQL["batch_goes_on" if go_on else "batch_given_up"], intent)
+    if cur.rowcount == 0:
+        raise _refused(
+            f"The batch of case {intent['case_id']} is not stopped any more.",
+            f"See what became of it: backstop cases show {intent['case_id']}",
+        )
+    if go_on:
+        return Counts(batches_going_on=1)
+    cur.execute(_SQL["give_up_requests"], intent)
+    return Counts(given_up=cur.rowcount)
 
 
 def _plan(conn: Any, judge: Judge, settings: Settings, case: Case, action: str, options: Mapping[str, Any]) -> tuple[_Plan, bool]:
@@ -255,7 +272,7 @@ def _finish(conn: Any, settings: Settings, intent: Mapping[str, Any], plan: _Pla
             settled += given_up
         elif action == "resend":
             asks = [_ask(settings, case_id, judged, plan.verdicts[judged.key]) for judged, _ in plan.fits]
-            counts += ask(cur, asks, None)
+            counts += ask(cur, asks, None, ramped_topics(settings))
         elif action == "void":
             settled += [(key.topic, key.message_id, group) for key in {s.key for _, s in plan.fits}
                         for group in ("*", *plan.verdicts[key])]  # fmt: skip

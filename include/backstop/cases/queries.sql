@@ -137,3 +137,17 @@ ORDER BY q.broker, q.queue_id;
 -- name: accept_epoch: copies of older lives follow the time rule from now on
 UPDATE queue_epoch SET accepted = true
 WHERE broker = %(broker)s AND topic = %(topic)s AND queue_id = %(queue_id)s AND epoch = %(epoch)s AND present;
+
+-- name: batch_goes_on: the stopped batch of this case may release its next step, whatever the last one came to
+UPDATE resend_batch SET state = 'ramping', pardoned = step WHERE case_id = %(case_id)s AND state = 'stopped';
+
+-- name: batch_given_up: the stopped batch of this case is over
+UPDATE resend_batch SET state = 'given_up', ended_at = clock_timestamp() WHERE case_id = %(case_id)s AND state = 'stopped';
+
+-- name: give_up_requests: what the batch held is closed, and reconcile does not open it again
+UPDATE resend_request r
+SET state = 'not_needed', held = false, given_up_by = %(case_id)s, updated_at = clock_timestamp(),
+    error = 'given up by ' || %(who)s || ': ' || left(%(why)s, 500)
+FROM resend_batch b
+WHERE b.case_id = %(case_id)s AND b.state = 'given_up' AND r.topic = b.topic AND r.state = 'open'
+    AND (r.held OR r.batch_id = b.batch_id);

@@ -121,6 +121,9 @@ def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
     for good, name, says, bound in rules:
         if not good:
             yield name, f"{says} ({written(bound)})"
+    # A canary as large as the floor would be a batch that the blast radius never looks at.
+    if p.canary >= p.blast_floor:
+        yield "canary", f"less than blast_floor ({p.blast_floor}); 0: off"
 
 
 def broken_rules_of_redelivery(policy: Policy, redelivers_for: timedelta) -> Iterator[tuple[str, str]]:
@@ -136,8 +139,9 @@ def broken_rules_of_redelivery(policy: Policy, redelivers_for: timedelta) -> Ite
 
 
 def _problem(settings: Settings, topic: str, group: str | None, name: str, policy: Policy, says: str) -> Problem:
-    value: timedelta = getattr(policy, name)
-    return Problem(_written_at(settings, topic, group, name), written(value), says)
+    value: timedelta | int = getattr(policy, name)
+    shown = written(value) if isinstance(value, timedelta) else str(value)
+    return Problem(_written_at(settings, topic, group, name), shown, says)
 
 
 def _written_at(settings: Settings, topic: str, group: str | None, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -66,6 +66,13 @@ class Policy(BaseModel):
     blast_share: Share = Field(0.05, description="more than this share to resend at once asks a person")
     blast_floor: Count = Field(50, description="fewer deliveries than this to resend never ask")
     blast_window: Duration = Field(_hours(1), description="the window over which the share is taken")
+    canary: Annotated[int, Field(ge=0, strict=True)] = Field(
+        20, description="more resends of a topic than this begin with so many and wait for what becomes of them; 0: off"
+    )
+    ramp_factor: Annotated[float, Field(ge=1, le=100)] = Field(2.0, description="each further step is larger by this")
+    ordering_gap: Literal["case", "resend"] = Field(
+        "case", description="a lost message whose key's later ones may have been sent asks a person, or is resent after them"
+    )
     rate_limit: Annotated[float, Field(gt=0)] = Field(200.0, description="resends a second, per topic and broker")
     retention_warn: Share = Field(0.5, description="a backlog older than this share of broker_retention is an alert")
     watch_window: Duration = Field(_seconds(900), description="over how long the watch measures what flows")

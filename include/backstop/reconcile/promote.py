@@ -20,7 +20,7 @@ from backstop.errors import StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.reconcile.blast_radius import Radius, too_wide
 from backstop.records import Counts, Key
-from backstop.resend.request import FOR_GOOD, Ask, ask, route_for
+from backstop.resend.request import FOR_GOOD, Ask, ask, ramped_topics, route_for
 from backstop.runs.run import Run, hold
 from backstop.stores.protocol import StubOutcome
 from backstop.verdicts.sources import Sources
@@ -104,7 +104,7 @@ def _promote_control(settings: Settings, control: Any, run: Run) -> Counts:
             for kind, member in blocked:
                 members.setdefault((kind, member[1], member[3]), []).append(member)
         for batch in _batches(asks):
-            counts += ask(cursor, batch, run.run_id)
+            counts += ask(cursor, batch, run.run_id, ramped_topics(settings))
         cursor.execute(_SQL["findings"], {"run_id": run.run_id})
         for kind, topic, group, shard, message_id in cursor.fetchall():
             members.setdefault((kind, topic, group), []).append((shard, topic, message_id, group))

@@ -39,6 +39,8 @@ from backstop.stores.protocol import Claim, StubStore
 from backstop.verdicts.judge import Judge, Judged, Judgement
 
 _SQL = load("backstop.resend", "queries.sql")
+_LONGEST_WAIT = 1.0
+"""Seconds between two looks at the pause while the rate has no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Request:
     groups: tuple[str, ...] | None
     reason: str
     requested_by: str
+    held: bool = False
+    """Only in a dry run: it waits for a step of its topic's ramp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,10 @@ class Worker:
     control: Any
     judge: Judge
     run: Run
+    only: tuple[str, ...] | None = None
+    """The ids that the run is limited to; null: whatever is due."""
+    pace: dict[str, int] = field(default_factory=dict)
+    """How many messages of a topic are published between two looks at the pause."""
     delays: dict[str, float] = field(default_factory=dict)
     """Expected queue delay in seconds by topic, as of the present round."""
     missed: dict[str, str] = field(default_factory=dict)
@@ -100,6 +108,13 @@ class Worker:
         with self.control, self.control.cursor() as cursor:
             hold(cursor, self.run)
 
+    def instant(self) -> datetime:
+        """The control database's clock."""
+        with self.control, self.control.cursor() as cursor:
+            cursor.execute(_SQL["clock"])
+            now: datetime = cursor.fetchone()[0]
+            return now
+
     def policy(self, topic: str) -> Policy:
         return self.settings.policy_for(topic)
 
@@ -107,16 +122,26 @@ class Worker:
         return self.settings.topics[topic].broker
 
 
-def find_due(worker: Worker, cut: datetime) -> dict[Lot, int]:
+def is_paused(worker: Worker, topic: str) -> bool:
+    """Whether a person has stopped the topic, or everything."""
+    with worker.control, worker.control.cursor() as cursor:
+        hold(cursor, worker.run)
+        cursor.execute(_SQL["paused"], {"topic": topic})
+        return bool(cursor.fetchone()[0])
+
+
+def find_due(worker: Worker, cut: datetime, *, with_held: bool = False) -> dict[Lot, int]:
     """How many requests are due in each lot, oldest first; only topics in mode repair, of the run's scope,
-    not paused."""
+    not paused; those that a ramp holds only when asked for."""
     scope = topics_of(worker.run.scope)
     topics = [
         name for name, topic in worker.settings.topics.items()
         if topic.mode == "repair" and (scope is None or name in scope)
     ]  # fmt: skip
     with worker.control, worker.control.cursor() as cursor:
-        cursor.execute(_SQL["lots"], {"cut": cut, "topics": topics})
+        cursor.execute(_SQL["lots"], {
+            "cut": cut, "topics": topics, "with_held": with_held, "ids": _ids(worker),
+        })  # fmt: skip
         return {Lot(topic, shard): number for topic, shard, number in cursor.fetchall()}
 
 
@@ -138,12 +163,13 @@ def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claim
         cursor.execute(_SQL["lock_rate"], {"subject": subject})
         wait = float(cursor.fetchone()[0])
         # A claim that would spend its time waiting is not taken: others are before us, and we ask again.
-        if wait > claim_seconds / 4:
-            return Claimed(lot, token, (), wait - claim_seconds / 4, monotonic())
+        # One second at most, so that a pause is seen before the turn comes.
+        if wait > min(_LONGEST_WAIT, claim_seconds / 4):
+            return Claimed(lot, token, (), min(wait, _LONGEST_WAIT), monotonic())
         until = monotonic() + claim_seconds
         cursor.execute(_SQL["claim"], {
             "cut": cut, "topic": lot.topic, "shard": lot.shard, "limit": limit,
-            "token": token, "seconds": claim_seconds,
+            "token": token, "seconds": claim_seconds, "ids": _ids(worker),
         })  # fmt: skip
         requests = [_request(row) for row in cursor.fetchall()]
         cursor.execute(_SQL["use_rate"], {"subject": subject, "seconds": len(requests) / policy.rate_limit})
@@ -154,8 +180,12 @@ def look_at_requests(worker: Worker, lot: Lot, cut: datetime, after: int, limit:
     """The same for a dry run: nothing is claimed, so nothing has to be given back."""
     with worker.control, worker.control.cursor() as cursor:
         cursor.execute(
-            _SQL["look"], {"cut": cut, "topic": lot.topic, "shard": lot.shard, "after": after, "limit": limit}
-        )
+            _SQL["look"],
+            {
+                "cut": cut, "topic": lot.topic, "shard": lot.shard, "after": after, "limit": limit,
+                "ids": _ids(worker),
+            },
+        )  # fmt: skip
         return [_request(row) for row in cursor.fetchall()]
 
 
@@ -241,6 +271,10 @@ def measure_queue_delay(worker: Worker, topic: str) -> None:
 
 
 def _request(row: Sequence[Any]) -> Request:
-    request_id, topic, message_id, send_number, groups, reason, requested_by = row
+    request_id, topic, message_id, send_number, groups, reason, requested_by, held = row
     asked = None if groups is None else tuple(groups)
-    return Request(request_id, Key(topic, message_id), send_number, asked, reason, requested_by)
+    return Request(request_id, Key(topic, message_id), send_number, asked, reason, requested_by, held)
+
+
+def _ids(worker: Worker) -> list[str] | None:
+    return None if worker.only is None else list(worker.only)

@@ -2,11 +2,11 @@
 
 -- name: ask: new requests; closed ones whose number is still free are opened again, open ones get the groups added
 -- A row that is claimed or whose number was published is not returned, because it is not touched. A person's request stays a
--- person's, whoever joins it.
-INSERT INTO resend_request AS r (shard, topic, message_id, send_number, groups, reason, requested_by, route, run_id)
-SELECT a.shard, a.topic, a.message_id, a.send_number, a.groups, a.reason, a.requested_by, a.route, %(run_id)s
+-- person's, whoever joins it. What a person gave up only a person asks for again.
+INSERT INTO resend_request AS r (shard, topic, message_id, send_number, groups, reason, requested_by, route, held, run_id)
+SELECT a.shard, a.topic, a.message_id, a.send_number, a.groups, a.reason, a.requested_by, a.route, a.held, %(run_id)s
 FROM jsonb_to_recordset(%(asks)s::jsonb) AS a(shard text, topic text, message_id text, send_number int, groups text[],
-    reason text, requested_by text, route text)
+    reason text, requested_by text, route text, held boolean)
 ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
     state = 'open',
     shard = excluded.shard,
@@ -25,9 +25,14 @@ ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
         ELSE clock_timestamp() END,
     closed_by_run = NULL,
     error = NULL,
+    held = CASE WHEN r.state = 'open' THEN r.held ELSE excluded.held END,
+    batch_id = CASE WHEN r.state = 'open' THEN r.batch_id END,
+    step = CASE WHEN r.state = 'open' THEN r.step END,
+    given_up_by = NULL,
     created_at = CASE WHEN r.state = 'open' THEN r.created_at ELSE statement_timestamp() END,
     updated_at = statement_timestamp()
 WHERE r.state IN ('open', 'not_needed', 'superseded')
+    AND (r.given_up_by IS NULL OR excluded.requested_by <> 'reconcile')
 RETURNING CASE
     WHEN xmax = 0 THEN 'requests'
     WHEN r.created_at = r.updated_at THEN 'reopened'
@@ -37,11 +42,13 @@ END;
 -- name: clock: the instant up to which this worker takes what is due
 SELECT clock_timestamp();
 
--- name: lots: what is due, by shard and topic; paused topics wait
+-- name: lots: what is due, by shard and topic; paused topics wait, and so does what a ramp holds (a dry run shows it)
 SELECT r.topic, r.shard, count(*)
 FROM resend_request r
 WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = ANY (%(topics)s)
+    AND (NOT r.held OR %(with_held)s) AND (%(ids)s::text[] IS NULL OR r.message_id = ANY (%(ids)s::text[]))
     AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (r.topic, '*'))
+    AND NOT EXISTS (SELECT 1 FROM resend_batch b WHERE b.batch_id = r.batch_id AND b.state = 'stopped')
 GROUP BY r.topic, r.shard
 ORDER BY min(r.not_before), r.topic, r.shard;
 
@@ -62,8 +69,10 @@ WHERE subject = %(subject)s;
 WITH due AS MATERIALIZED (
     SELECT r.request_id
     FROM resend_request r
-    WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
+    WHERE r.state = 'open' AND NOT r.held AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
+        AND (%(ids)s::text[] IS NULL OR r.message_id = ANY (%(ids)s::text[]))
         AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (%(topic)s, '*'))
+        AND NOT EXISTS (SELECT 1 FROM resend_batch b WHERE b.batch_id = r.batch_id AND b.state = 'stopped')
     ORDER BY r.not_before, r.request_id
     LIMIT %(limit)s
     FOR UPDATE OF r SKIP LOCKED
@@ -73,16 +82,30 @@ SET state = 'claimed', claim_token = %(token)s, updated_at = clock_timestamp(),
     claim_deadline = clock_timestamp() + make_interval(secs => %(seconds)s)
 FROM due
 WHERE r.request_id = due.request_id
-RETURNING r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by;
+RETURNING r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by, r.held;
 
 -- name: look: the same requests, only read, for a dry run
-SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by
+SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by, r.held
 FROM resend_request r
 WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
+    AND (%(ids)s::text[] IS NULL OR r.message_id = ANY (%(ids)s::text[]))
     AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (%(topic)s, '*'))
     AND r.request_id > %(after)s
 ORDER BY r.request_id
 LIMIT %(limit)s;
+
+-- name: paused: is the topic, or everything, paused now
+SELECT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (%(topic)s, '*'));
+
+-- name: only_ids: the list of ids that the run is limited to; null: it takes whatever is due
+SELECT only_ids FROM run WHERE run_id = %(run_id)s;
+
+-- name: limit_run: the run looks at these messages and nothing else
+UPDATE run SET only_ids = %(ids)s WHERE run_id = %(run_id)s;
+
+-- name: open_requests: which messages somebody has asked for and nobody has sent
+SELECT r.message_id FROM resend_request r
+WHERE r.topic = %(topic)s AND r.message_id = ANY (%(ids)s::text[]) AND r.state IN ('open', 'claimed');
 
 -- name: waiting: how much each group of a topic has before it, and how fast it goes
 -- The rate is measured from the oldest progress within the window to the newest.

@@ -34,13 +34,21 @@ class Ask:
     route: Route = "topic"
 
 
-def ask(cur: Any, asks: Iterable[Ask], run_id: int | None) -> Counts:
+def ramped_topics(settings: Settings) -> frozenset[str]:
+    """The topics whose requests wait until a resend run releases them step by step."""
+    return frozenset(topic for topic in settings.topics if settings.policy_for(topic).canary > 0)
+
+
+def ask(
+    cur: Any, asks: Iterable[Ask], run_id: int | None, ramped: Collection[str] = frozenset()
+) -> Counts:
     """Writes requests in the caller's transaction; returns `requests` (new), `reopened`, `joined`,
     `already_asked`.
 
     A request that closed without taking its number (not_needed, superseded) is opened again as this one; an
     open one gets the groups added (null: all); a claimed or published one is left alone: its number is, or
-    may be, taken.
+    may be, taken. Requests of a `ramped` topic are held until a step of its ramp releases them. What a
+    person gave up only a person opens again.
     """
     merged: dict[tuple[Key, int], Ask] = {}
     for one in asks:
@@ -49,7 +57,7 @@ def ask(cur: Any, asks: Iterable[Ask], run_id: int | None) -> Counts:
     if not merged:
         return Counts()
     # In key order, so that two writers cannot wait for each other's rows.
-    rows = [_row(one) for _, one in sorted(merged.items(), key=lambda item: item[0])]
+    rows = [{**_row(one), "held": one.topic in ramped} for _, one in sorted(merged.items(), key=lambda item: item[0])]
     cur.execute(_SQL["ask"], {"asks": json.dumps(rows), "run_id": run_id})
     counts = Counts()
     for (happened,) in cur.fetchall():

@@ -10,17 +10,22 @@ recovery reads from the send count and the attempts how far it came.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
 from time import monotonic
 
 from backstop.brokers.protocol import Broker
 from backstop.errors import BrokerUnavailable, StoreUnavailable
 from backstop.records import Counts, RequestState
-from backstop.resend.claim import Claimed, Worker, judge_again, take_numbers
+from backstop.resend.claim import Claimed, Worker, is_paused, judge_again, take_numbers
+from backstop.resend.order import ask_people, keep_order
 from backstop.resend.policy import Decision, Send
 from backstop.resend.publish import not_published, publish
 from backstop.resend.settle import End, end_of_send, end_requests, end_without_send, settle_attempts
 
 _POSTPONED = "postponed"
+_FIRST_CHUNK = 200
+"""How many go out before the pause is read for the first time; then as many as take a second."""
 
 
 def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
@@ -35,6 +40,13 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
     away = {f"shard {claimed.lot.shard}", f"broker {broker_name}"} & judgement.unreachable.keys()
     if away:
         return _hand_back(worker, claimed, decisions, counts, f"did not answer: {', '.join(sorted(away))}")
+    try:
+        decisions, found = keep_order(worker, claimed.lot, claimed.requests, decisions)
+    except StoreUnavailable as error:
+        worker.miss(f"shard {claimed.lot.shard}", error.what)
+        return _hand_back(worker, claimed, decisions, counts, "the shard did not answer")
+    if cases := ask_people(worker, claimed.lot, found):
+        counts.add("order_cases", cases)
     sends = {number: decision for number, decision in decisions.items() if isinstance(decision, Send)}
     ends = {number: end_without_send(decisions[number]) for number in decisions.keys() - sends.keys()}
     reachable = True
@@ -49,15 +61,33 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
         except BrokerUnavailable as error:
             worker.miss(f"broker {broker_name}", error.what)
             return _hand_back(worker, claimed, decisions, counts, "the broker did not answer")
-        worker.require_run()
-        try:
-            ends |= _send(worker, broker, claimed, decisions, sends, counts)
-        except StoreUnavailable as error:
-            # Numbers may be taken and copies published: recovery will tell, once attempts and claim have run
-            # out.
-            worker.miss(f"shard {claimed.lot.shard}", error.what)
-            counts.add("left_claimed", len(sends))
-            reachable = False
+        left = dict(sends)
+        while left:
+            # A stop is honoured here: what has not taken its number goes back, and nothing more is published.
+            if is_paused(worker, claimed.lot.topic):
+                counts.add("handed_back", len(left))
+                ends |= {number: End(RequestState.OPEN, "the topic was paused") for number in left}
+                break
+            if not _has_time(worker, claimed, claimed.until):
+                worker.miss(f"topic {claimed.lot.topic}", "sending a batch took longer than its claim lasts")
+                counts.add("handed_back", len(left))
+                ends |= {number: End(RequestState.OPEN, "no time was left for it in this claim") for number in left}
+                reachable = False
+                break
+            now = _next_chunk(worker, claimed, left)
+            left = {number: send for number, send in left.items() if number not in now}
+            began = monotonic()
+            try:
+                ends |= _send(worker, broker, claimed, decisions, now, counts)
+            except StoreUnavailable as error:
+                # Numbers may be taken and copies published: recovery will tell, once attempts and claim have
+                # run out. Those that come after have taken none.
+                worker.miss(f"shard {claimed.lot.shard}", error.what)
+                counts.add("left_claimed", len(now))
+                ends |= {number: End(RequestState.OPEN, "the shard went away before its turn") for number in left}
+                reachable = False
+                break
+            worker.pace[claimed.lot.topic] = paced(len(now), monotonic() - began)
     for end in ends.values():
         counts.add(_name(end))
     end_requests(worker, claimed, ends)
@@ -73,7 +103,8 @@ def _send(
     lot = claimed.lot
     store = worker.judge.sources.shard(lot.shard)
     attempt_until = monotonic() + worker.policy(lot.topic).attempt_timeout.total_seconds()
-    taken = take_numbers(worker, store, claimed, decisions)
+    chunk = replace(claimed, requests=[r for r in claimed.requests if r.request_id in sends])
+    taken = take_numbers(worker, store, chunk, decisions)
     ends = {number: end_without_send(sends[number]) for number in sends.keys() - taken.keys()}
     if not taken:
         return ends
@@ -93,6 +124,18 @@ def _send(
     for number, outcome in outcomes.items():
         ends[number] = end_of_send(outcome, receipts[number], sends[number])
     return ends
+
+
+def _next_chunk(worker: Worker, claimed: Claimed, left: Mapping[int, Send]) -> dict[int, Send]:
+    """As many as go out in about a second, by what the chunk before took."""
+    return dict(islice(left.items(), worker.pace.get(claimed.lot.topic, _FIRST_CHUNK)))
+
+
+def paced(number: int, seconds: float) -> int:
+    """How many messages to publish before the pause is read again, when `number` took so many seconds (pure)."""
+    if seconds <= 0:
+        return number * 2
+    return max(1, min(number * 2, int(number / seconds)))
 
 
 def _has_time(worker: Worker, claimed: Claimed, until: float) -> bool:

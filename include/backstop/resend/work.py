@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import psycopg2
 
@@ -30,7 +31,9 @@ from backstop.resend.claim import (
     look_at_requests,
     measure_queue_delay,
 )
+from backstop.resend.order import keep_order
 from backstop.resend.policy import Decision, NotNeeded, Postpone, Send
+from backstop.resend.ramp import advance_batches
 from backstop.resend.recover import recover
 from backstop.resend.send_claimed import send_claimed
 from backstop.runs.control import connect
@@ -58,7 +61,8 @@ class Planned:
                 does = f"would be closed as not needed: {why}"
             case Postpone(until, why):
                 does = f"would wait until {until.isoformat(timespec='seconds')}: {why}"
-        return f"{key.topic} {key.message_id} ({self.shard}): {does}"
+        held = "; it is held until a step of the ramp releases it" if self.request.held else ""
+        return f"{key.topic} {key.message_id} ({self.shard}): {does}{held}"
 
 
 def run_once(
@@ -79,7 +83,7 @@ def run_once(
             counts.add(_NAMES[type(planned.decision)])
         return counts
     with a_worker(settings, connections, run) as worker:
-        counts = recover(worker)
+        counts = prepare(worker)
         counts += work(worker, now(worker), limit=limit)
         add_counts(worker, counts)
         require_all_reachable(worker.missed)
@@ -118,6 +122,11 @@ def run_duty(
     return counts
 
 
+def prepare(worker: Worker) -> Counts:
+    """What a run does once before anything is claimed: recovers what was left behind, then moves each batch a step on."""
+    return recover(worker) + advance_batches(worker)
+
+
 @contextmanager
 def a_worker(settings: Settings, connections: Connections, run: Run) -> Iterator[Worker]:
     """A worker with a connection and a judge of its own, closed at the end.
@@ -127,7 +136,7 @@ def a_worker(settings: Settings, connections: Connections, run: Run) -> Iterator
     control = connect(settings, connections)
     try:
         with Judge(settings, connections, control) as judge:
-            yield Worker(settings, control, judge, run)
+            yield Worker(settings, control, judge, run, only=_only(control, run))
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise StoreUnavailable(
             f"The control database ({settings.control}) went away: {str(error).strip() or 'no reason'}.",
@@ -138,13 +147,17 @@ def a_worker(settings: Settings, connections: Connections, run: Run) -> Iterator
         control.close()
 
 
+def _only(control: Any, run: Run) -> tuple[str, ...] | None:
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["only_ids"], {"run_id": run.run_id})
+        row = cursor.fetchone()
+    return None if row is None or row[0] is None else tuple(row[0])
+
+
 def now(worker: Worker) -> datetime:
     """The control database's instant: what becomes due later belongs to the next run, so that every run
     ends."""
-    with worker.control, worker.control.cursor() as cursor:
-        cursor.execute(_SQL["clock"])
-        instant: datetime = cursor.fetchone()[0]
-        return instant
+    return worker.instant()
 
 
 def work(worker: Worker, cut: datetime, *, limit: int | None = None, first: int = 0) -> Counts:
@@ -163,7 +176,8 @@ def work(worker: Worker, cut: datetime, *, limit: int | None = None, first: int 
                 size = worker.settings.resend.batch_size
                 claimed = claim_requests(worker, lot, cut, size if left is None else min(size, left))
                 if claimed.wait > 0:
-                    time.sleep(claimed.wait)  # the rate limit is a matter of time, not of a condition
+                    # The rate limit is a matter of time, not of a condition; a second at most, then the pause is read again.
+                    time.sleep(claimed.wait)
                 if not claimed.requests:
                     if claimed.wait > 0:
                         continue
@@ -184,7 +198,7 @@ def plan(
     """What a run would do now with each due request, judged as a claim would; nothing is written anywhere."""
     with a_worker(settings, connections, run) as worker:
         cut, left = now(worker), limit
-        for lot in find_due(worker, cut):
+        for lot in find_due(worker, cut, with_held=True):
             after = 0
             while left is None or left > 0:
                 size = settings.resend.batch_size if left is None else min(settings.resend.batch_size, left)
@@ -194,6 +208,8 @@ def plan(
                 after, left = requests[-1].request_id, None if left is None else left - len(requests)
                 decisions, judgement = judge_again(worker, lot, requests)
                 worker.miss_all(judgement.unreachable)
+                if f"shard {lot.shard}" not in judgement.unreachable:
+                    decisions, _ = keep_order(worker, lot, requests, decisions)
                 yield from (
                     Planned(request, lot.shard, decisions[request.request_id]) for request in requests
                 )

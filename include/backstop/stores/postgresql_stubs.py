@@ -15,7 +15,17 @@ from backstop.records import Attempt, Key, Message, Outcome, Stub
 from backstop.stores.postgresql_check import Need, check
 from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
 from backstop.stores.postgresql_scan import scan
-from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS, Claim, Recorded, Scan, Scope, Settlement, StubOutcome
+from backstop.stores.protocol import (
+    ATTEMPT_COLUMNS,
+    STUB_COLUMNS,
+    Claim,
+    Neighbours,
+    Recorded,
+    Scan,
+    Scope,
+    Settlement,
+    StubOutcome,
+)
 
 _SQL = load("backstop.stores", "postgresql_stubs.sql")
 _CHUNK = 10_000
@@ -163,6 +173,9 @@ class PostgresStubs:
             )
             found.setdefault(Key(row[0], row[1]), []).append(attempt)
         return found
+
+    def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
+        return {Key(row[0], row[1]): Neighbours(*row[2:]) for row in self._by_key("neighbours", keys)}
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         return {

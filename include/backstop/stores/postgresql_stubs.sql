@@ -124,6 +124,34 @@ FROM message_stub s
 WHERE s.created_at >= %(start)s::timestamptz AND s.created_at < %(end)s::timestamptz
 GROUP BY s.topic;
 
+-- name: neighbours: by key, the first open message before and the first later one that may have been sent, of one ordering key
+-- The first lines ask whether a topic has ordering keys at all (sorted, so that the index answers even without statistics).
+SELECT s.topic, s.message_id, s.ordering_key, b.message_id, a.message_id
+FROM (
+    SELECT t.topic
+    FROM (SELECT DISTINCT u.topic FROM unnest(%(topics)s::text[]) AS u (topic)) t
+    CROSS JOIN LATERAL (
+        SELECT 1 FROM message_stub m WHERE m.topic = t.topic AND m.ordering_key IS NOT NULL
+        ORDER BY m.topic, m.ordering_key, coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id LIMIT 1) o
+    OFFSET 0) ordered
+JOIN unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id) ON k.topic = ordered.topic
+CROSS JOIN LATERAL (
+    SELECT m.topic, m.message_id, m.ordering_key, coalesce(m.sequence, 9223372036854775807) AS place, m.created_at
+    FROM message_stub m
+    WHERE m.topic = k.topic AND m.message_id = k.message_id AND m.ordering_key IS NOT NULL OFFSET 0) s
+LEFT JOIN LATERAL (
+    SELECT m.message_id FROM message_stub m
+    WHERE m.topic = s.topic AND m.ordering_key = s.ordering_key AND m.status IN ('pending', 'exhausted')
+        AND (coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id) < (s.place, s.created_at, s.message_id)
+    ORDER BY coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id
+    LIMIT 1) b ON true
+LEFT JOIN LATERAL (
+    SELECT m.message_id FROM message_stub m
+    WHERE m.topic = s.topic AND m.ordering_key = s.ordering_key AND m.send_count > m.refusals
+        AND (coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id) > (s.place, s.created_at, s.message_id)
+    ORDER BY coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id
+    LIMIT 1) a ON true;
+
 -- name: contents: by key, what to publish
 SELECT s.topic, s.message_id, s.content, s.headers, s.tag, s.ordering_key
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)

@@ -126,6 +126,17 @@ class Recorded:
     delayed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """What stands around a message among those of its ordering key: by sequence, else by created_at and message_id."""
+
+    ordering_key: str
+    open_before: str | None
+    """The first message of the key that comes before it and is neither confirmed nor voided."""
+    sent_after: str | None
+    """The first message of the key that comes after it and may have been sent."""
+
+
 class StubStore(Protocol):
     """One producer database (a shard)."""
 
@@ -176,6 +187,11 @@ class StubStore(Protocol):
 
     def attempt_table(self, keys: Sequence[Key]) -> Any:
         """By key: an Arrow table of ATTEMPT_COLUMNS, of those stubs that were sent more than once."""
+        ...
+
+    def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
+        """By key, on the primary; a message without an ordering key is absent. Costs next to nothing where no message has
+        one."""
         ...
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:

@@ -1,0 +1,91 @@
+"""Keeps the order of a key: holds back, of what was to be sent, what others of its key stand before or have overtaken.
+
+A message waits until everything before it in its key is confirmed or voided, so that two of one key are never under way
+together, in whatever batches they were claimed. A copy goes to the key's queue: the key travels with the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from backstop.cases.open import open_case
+from backstop.records import Key, Verdict
+from backstop.resend.claim import Lot, Request, Worker
+from backstop.resend.order_policy import CaseKind, decide_order
+from backstop.resend.policy import RECONCILE, Decision, Send
+from backstop.runs.run import hold
+
+_SUMMARIES: Mapping[CaseKind, str] = {
+    "order_gap": "{n} lost messages of {topic} belong before others of key {key!r} that may have been sent already",
+    "order_parked": "{n} messages of {topic} wait behind {blocker} of key {key!r}, which does not get through",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfOrder:
+    """A message that a person must decide about, and the other one that is in the way."""
+
+    kind: CaseKind
+    ordering_key: str
+    blocker: str
+    message: Key
+
+
+def keep_order(
+    worker: Worker, lot: Lot, requests: Sequence[Request], decisions: Mapping[int, Decision]
+) -> tuple[dict[int, Decision], list[OutOfOrder]]:
+    """The decisions with what must wait postponed, and what a person must be asked; nothing is written.
+
+    Raises StoreUnavailable when the shard does not answer.
+    """
+    kept, found = dict(decisions), list[OutOfOrder]()
+    sends = [(r, d) for r in requests if isinstance(d := decisions[r.request_id], Send)]
+    if not sends:
+        return kept, found
+    around = worker.judge.sources.shard(lot.shard).neighbours([request.key for request, _ in sends])
+    if not around:
+        return kept, found
+    heads: dict[str, set[Verdict]] = {}
+    wanted = {Key(lot.topic, n.open_before) for n in around.values() if n.open_before is not None}
+    if wanted:
+        judgement = worker.judge.judgement(sorted(wanted))
+        worker.miss_all(judgement.unreachable)
+        later = judgement.as_of + worker.policy(lot.topic).recheck
+        for judged in judgement.judged:
+            heads.setdefault(judged.message_id, set()).add(judged.verdict)
+    else:
+        later = worker.instant() + worker.policy(lot.topic).recheck
+    for request, send in sends:
+        near = around.get(request.key)
+        answer = decide_order(
+            send, near, heads.get(near.open_before, ()) if near and near.open_before else (),
+            by_person=request.requested_by != RECONCILE, gap=worker.policy(lot.topic).ordering_gap, later=later,
+        )  # fmt: skip
+        kept[request.request_id] = answer.decision
+        if near is not None and answer.case is not None:
+            blocker = near.open_before if answer.case == "order_parked" else near.sent_after
+            found.append(OutOfOrder(answer.case, near.ordering_key, blocker or "", request.key))
+    return kept, found
+
+
+def ask_people(worker: Worker, lot: Lot, found: Sequence[OutOfOrder]) -> int:
+    """One case for each key, in one transaction; returns how many."""
+    by_key: dict[tuple[CaseKind, str], list[OutOfOrder]] = {}
+    for one in found:
+        by_key.setdefault((one.kind, one.ordering_key), []).append(one)
+    if not by_key:
+        return 0
+    with worker.control, worker.control.cursor() as cursor:
+        hold(cursor, worker.run)
+        for (kind, ordering_key), members in sorted(by_key.items()):
+            open_case(
+                cursor, kind=kind, topic=lot.topic, group="*", subject=ordering_key, severity="warning",
+                summary=_SUMMARIES[kind].format(
+                    n=len(members), topic=lot.topic, key=ordering_key, blocker=members[0].blocker
+                ),
+                evidence={"ordering_key": ordering_key, "in_the_way": members[0].blocker},
+                members=[(lot.shard, lot.topic, one.message.message_id, "*") for one in members],
+                run_id=worker.run.run_id,
+            )  # fmt: skip
+    return len(by_key)

@@ -1,0 +1,165 @@
+"""Decides (pure) how a batch goes on: what each delivery of the step released last says, and what they come to together.
+
+A batch goes on only on proof (CONFIRMED, VOIDED), stops on proof of harm, and otherwise waits: its clock runs only once
+the group has passed the copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from backstop.config.policy import Policy
+from backstop.records import RequestState, Verdict
+from backstop.verdicts.frames import instant
+from backstop.verdicts.judge import Judged
+
+SET_ASIDE = "ordering: "
+"""Begins the error of a request that waits for its ordering key: others of the key may be in a later step, and a gap is
+asked of a person in its own case, so the ramp neither waits for it nor counts it."""
+
+Standing = Literal["done", "waits", "failed", "dead_lettered", "parked", "exhausted", "refused", "lost_again"]
+_HARM: Mapping[Verdict, Standing] = {
+    Verdict.DEAD_LETTERED: "dead_lettered", Verdict.PARKED: "parked", Verdict.EXHAUSTED: "exhausted",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A request of the step that is looked at."""
+
+    request_id: int
+    message_id: str
+    send_number: int
+    groups: tuple[str, ...] | None
+    state: str
+    error: str | None
+
+
+@dataclass(slots=True)
+class StepLook:
+    """What a step's requests say: how many are done or wait, and what went wrong with which."""
+
+    done: int = 0
+    waits: int = 0
+    harm: dict[str, list[str]] = field(default_factory=dict)
+    """what went wrong -> message ids"""
+
+    def add(self, message_id: str, standing: Standing) -> None:
+        match standing:
+            case "done":
+                self.done += 1
+            case "waits":
+                self.waits += 1
+            case _:
+                self.harm.setdefault(standing, []).append(message_id)
+
+    def says(self) -> str:
+        """The harm in words, with up to three examples of each kind."""
+        return "; ".join(
+            f"{len(ids)} {name.replace('_', ' ')} ({', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''})"
+            for name, ids in sorted(self.harm.items())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The step is not proven yet."""
+
+    waits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The next step: so many more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Something went wrong: a person decides."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Nothing is held any more and the last step is proven."""
+
+
+Next = Wait | Release | Stop | Close
+
+
+def stand(request: Released, judged: Sequence[Judged], released_at: datetime) -> Standing:
+    """What one released request says of its step. `judged`: every delivery of its message, none when it has no stub.
+
+    The worst of its groups counts. A handler's failure counts when it was logged since the step was released: one from
+    before says nothing about the copy.
+    """
+    if request.state == RequestState.OPEN and (request.error or "").startswith(SET_ASIDE):
+        return "done"
+    if request.state in (RequestState.NOT_NEEDED, RequestState.SUPERSEDED):
+        return "done"  # nothing of this request was sent, so it tells nothing about sending
+    if request.state == RequestState.REFUSED:
+        return "refused"
+    mine = [one for one in judged if request.groups is None or one.consumer_group in request.groups]
+    standings = [_stand_of_group(request, one, released_at) for one in mine]
+    for standing in standings:
+        if standing not in ("done", "waits"):
+            return standing
+    if request.state in (RequestState.OPEN, RequestState.CLAIMED) or "waits" in standings:
+        return "waits"
+    return "done"
+
+
+def _stand_of_group(request: Released, judged: Judged, released_at: datetime) -> Standing:
+    if judged.verdict in (Verdict.CONFIRMED, Verdict.VOIDED):
+        return "done"
+    if judged.verdict in _HARM:
+        return _HARM[judged.verdict]
+    logged = judged.evidence.get("log_updated_at")
+    since = instant(logged) if isinstance(logged, int) else None
+    if judged.evidence.get("log_state") == "FAILED" and since is not None and since >= released_at:
+        return "failed"
+    # Eligible means that every copy is past, this one too: the group went by it and did not do the work.
+    sent = request.state in (RequestState.SENT, RequestState.UNKNOWN) and judged.send_count >= request.send_number
+    if judged.eligible and sent:
+        return "lost_again"
+    return "waits"
+
+
+def next_step(look: StepLook, *, held: bool, size: int, pardoned: bool, policy: Policy) -> Next:
+    """How the batch goes on. `held`: requests wait for a step; `size`: how many the last step released (0: none yet);
+    `pardoned`: a person has seen this step's harm and said go on."""
+    if look.harm and not pardoned:
+        return Stop(look.says())
+    if look.waits and not pardoned:
+        return Wait(look.waits)
+    if not held:
+        # The last step's harm was pardoned, its waiting was not: it is still to be proven.
+        return Wait(look.waits) if look.waits else Close()
+    return Release(step_size(size, policy, again=pardoned))
+
+
+def step_size(size: int, policy: Policy, *, again: bool = False) -> int:
+    """How many a step releases after one of `size`: the canary first (and again after a stop), then larger by the factor,
+    never more than the rate sends between two reconcile runs."""
+    if policy.canary == 0:
+        return 2**31 - 1
+    if size == 0 or again:
+        return policy.canary
+    most = max(policy.canary, int(policy.rate_limit * policy.reconcile_interval.total_seconds()))
+    return min(most, max(size, int(max(size, policy.canary) * policy.ramp_factor)))
+
+
+def examples(look: StepLook, at_most: int = 10) -> dict[str, list[str]]:
+    """Some ids of each kind of harm, for the case."""
+    return {name: ids[:at_most] for name, ids in sorted(look.harm.items())}
+
+
+def count(looks: Iterable[list[str]]) -> int:
+    """How many messages were harmed."""
+    return sum(len(ids) for ids in looks)

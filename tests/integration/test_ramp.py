@@ -1,0 +1,258 @@
+"""Canary, then ramp, on real databases and a real broker: a large batch goes on by proof and stops by harm."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from backstop.cases.decide import decide
+from backstop.records import Counts
+from backstop.resend.work import prepare, run_once
+from backstop.runs.control import connect
+from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401
+
+CANARY = 4
+
+
+@pytest.fixture
+def ramped(world: World) -> World:  # noqa: F811
+    world.set("policy", "canary", to=CANARY)
+    return world
+
+
+def asked(world: World, number: int, topic: str = TOPIC, prefix: str = "m") -> list[str]:  # noqa: F811
+    wanted = ids(number, prefix)
+    world.stubs(wanted, topic=topic)
+    world.ask(wanted, topic=topic, ramped=True)
+    return wanted
+
+
+def out(world: World) -> list[str]:  # noqa: F811
+    return sorted(message_id for message_id, _ in world.copies())
+
+
+def confirm(world: World, *message_ids: str) -> None:  # noqa: F811
+    for message_id in message_ids:
+        for group in ("billing", "shipping"):
+            world.consume(message_id, group)
+
+
+def batch(world: World) -> dict[str, Any]:  # noqa: F811
+    ((row,),) = world.sql("control", "SELECT to_jsonb(b) FROM resend_batch b ORDER BY batch_id DESC LIMIT 1")
+    return dict(row)
+
+
+def cases(world: World) -> list[tuple[Any, ...]]:  # noqa: F811
+    return world.sql("control", "SELECT case_id, kind, topic, state, summary, evidence FROM case_file ORDER BY case_id")
+
+
+def decided(world: World, case_id: int, action: str) -> Counts:  # noqa: F811
+    connection = connect(world.settings, world.connections)
+    try:
+        return decide(connection, world.settings, world.connections, case_id, action, "ann", "because").counts
+    finally:
+        connection.close()
+
+
+def test_as_many_as_a_canary_go_out_at_once_without_a_batch(ramped: World) -> None:
+    wanted = asked(ramped, CANARY)
+    assert ramped.resend()["sent"] == CANARY
+    assert out(ramped) == wanted
+    assert ramped.sql("control", "SELECT count(*) FROM resend_batch") == [(0,)]
+
+
+def test_a_large_batch_begins_with_a_canary_and_grows_only_by_what_was_confirmed(ramped: World) -> None:
+    wanted = asked(ramped, 20)
+    ramped.resend()
+    assert out(ramped) == wanted[:4] and batch(ramped)["step_size"] == 4
+
+    assert ramped.resend()["batches_waiting"] == 1, "no group has passed them: its clock does not run"
+    assert out(ramped) == wanted[:4]
+    confirm(ramped, *wanted[:3])
+    ramped.resend()
+    assert out(ramped) == wanted[:4], "one of the step is not proven yet"
+
+    confirm(ramped, wanted[3])
+    ramped.resend()
+    assert out(ramped) == wanted[:12]
+    confirm(ramped, *wanted[4:12])
+    ramped.resend()
+    assert out(ramped) == wanted and batch(ramped)["state"] == "ramping"
+    confirm(ramped, *wanted[12:])
+    assert ramped.resend()["batches_closed"] == 1
+    assert batch(ramped)["state"] == "done" and batch(ramped)["released"] == 20
+    assert set(ramped.copies().values()) == {1} and ramped.requests() == {"sent": 20}
+
+
+def test_one_topics_batch_does_not_hold_up_another_topic(ramped: World) -> None:
+    asked(ramped, 10)
+    others = asked(ramped, 3, OTHER, "o")
+    ramped.resend()
+    assert sorted(i for i, _ in ramped.copies(OTHER)) == others and len(out(ramped)) == CANARY
+
+
+def test_what_is_asked_for_while_a_batch_is_live_joins_it(ramped: World) -> None:
+    wanted = asked(ramped, 6)
+    ramped.resend()
+    late = asked(ramped, 2, prefix="z")
+    ramped.resend()
+    assert out(ramped) == wanted[:4], "also two more, fewer than a canary, wait for the canary that is out"
+    confirm(ramped, *wanted[:4])
+    ramped.resend()
+    assert out(ramped) == sorted(wanted + late)
+    assert ramped.sql("control", "SELECT count(*) FROM resend_batch") == [(1,)]
+
+
+def passed_by(world: World) -> None:  # noqa: F811
+    """Both groups went past everything, and the next look has come."""
+    for queue in range(2):
+        stream = world.keys.stream(TOPIC, queue)
+        for group in ("billing", "shipping"):
+            world.raw.xgroup_setid(stream, group, "$")
+    for shard in "ab":
+        world.sql(f"producer_{shard}", "UPDATE message_stub SET next_check_at = now() - interval '1 second'")
+
+
+@pytest.mark.parametrize("harm", ["failed", "lost_again", "refused", "parked", "exhausted"])
+def test_harm_stops_the_batch_with_a_case_until_a_person_decides(ramped: World, harm: str) -> None:
+    wanted = asked(ramped, 12)
+    ramped.resend()
+    confirm(ramped, *wanted[:3])
+    if harm == "failed":
+        ramped.sql("consumer_billing", """INSERT INTO consumer_log (consumer_group, topic, message_id, state, updated_at)
+            VALUES ('billing', %s, %s, 'FAILED', clock_timestamp())""", [TOPIC, wanted[3]])  # fmt: skip
+    elif harm == "parked":
+        ramped.consume(wanted[3], "billing", state="PARKED")
+    elif harm == "refused":
+        ramped.sql("control", "UPDATE resend_request SET state = 'refused' WHERE message_id = %s", [wanted[3]])
+    else:
+        passed_by(ramped)
+        if harm == "exhausted":
+            ramped.sql("producer_a", "UPDATE message_stub SET max_sends = 1 WHERE message_id = %s", [wanted[3]])
+
+    counts = ramped.resend()
+
+    assert counts["batches_stopped"] == 1 and "published" not in counts
+    ((case_id, kind, topic, state, summary, evidence),) = cases(ramped)
+    assert (kind, topic, state) == ("ramp_stopped", TOPIC, "open")
+    assert f"1 {harm.replace('_', ' ')} ({wanted[3]})" in summary and "after 4 messages" in summary
+    assert evidence["examples"] == {harm: [wanted[3]]} and evidence["done"] == 3
+    assert ramped.sql("control", "SELECT count(*) FROM alert WHERE case_id = %s", [case_id]) == [(1,)]
+    assert batch(ramped)["state"] == "stopped"
+
+    ramped.resend()
+    assert out(ramped) == wanted[:4] and len(cases(ramped)) == 1, "it sends nothing more, and asks once"
+
+    decided(ramped, case_id, "go_on")
+    ramped.resend()
+    assert out(ramped) == wanted[:8], "a canary again, not the step it had grown to"
+    confirm(ramped, *wanted[4:8])
+    ramped.resend()
+    assert out(ramped) == wanted
+
+
+def test_a_batch_given_up_is_closed_and_only_a_person_asks_for_it_again(ramped: World) -> None:
+    wanted = asked(ramped, 10)
+    ramped.resend()
+    ramped.consume(wanted[0], "billing", state="PARKED")
+    ramped.resend()
+    ((case_id, *_),) = cases(ramped)
+    assert decided(ramped, case_id, "give_up") == {"given_up": 6}
+    assert batch(ramped)["state"] == "given_up" and ramped.requests() == {"sent": 4, "not_needed": 6}
+    assert "ann: because" in ramped.request(wanted[9])["error"]
+
+    assert ramped.ask(wanted[4:], ramped=True) == {"already_asked": 6}
+    ramped.resend()
+    assert out(ramped) == wanted[:4]
+    assert ramped.ask([wanted[9]], by="case 7", ramped=True) == {"reopened": 1}
+    ramped.resend()
+    assert out(ramped) == [*wanted[:4], wanted[9]]
+
+
+def test_what_a_stopped_batch_had_released_and_not_sent_waits_as_well(ramped: World) -> None:
+    wanted = asked(ramped, 10)
+    ramped.resend(limit=2)
+    assert out(ramped) == wanted[:2]
+    ramped.consume(wanted[0], "billing", state="PARKED")
+    assert ramped.resend()["batches_stopped"] == 1
+    assert out(ramped) == wanted[:2]
+
+
+def test_two_runs_at_once_release_one_step(ramped: World) -> None:
+    wanted = asked(ramped, 30)
+    ramped.resend()
+    confirm(ramped, *wanted[:4])
+    ready = threading.Barrier(3)
+    done: list[Counts] = []
+
+    def one(*topics: str) -> None:
+        with ramped.run(*topics) as run:
+            ready.wait()
+            done.append(run_once(ramped.settings, ramped.connections, run))
+
+    threads = [threading.Thread(target=one, args=topics) for topics in ((), (TOPIC,), (OTHER, TOPIC))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(counts.get("released", 0) for counts in done) == 8
+    assert out(ramped) == wanted[:12] and batch(ramped)["step"] == 2
+
+
+def test_a_step_judged_by_a_run_that_woke_up_late_releases_nothing(ramped: World) -> None:
+    wanted = asked(ramped, 30)
+    ramped.resend()
+    confirm(ramped, *wanted[:4])
+
+    def meanwhile() -> None:
+        with ramped.run(TOPIC) as other:
+            prepare_alone(ramped, other)
+
+    def prepare_alone(world: World, run: Any) -> None:  # noqa: F811
+        with world.worker(run) as worker:
+            assert prepare(worker)["released"] == 8
+
+    with ramped.run() as run, ramped.worker(run, {"stub_table after": once(meanwhile)}) as worker:
+        assert "released" not in prepare(worker)
+    assert batch(ramped)["step"] == 2
+
+
+def test_a_paused_topics_batch_stays_where_it_is(ramped: World) -> None:
+    wanted = asked(ramped, 10)
+    ramped.resend()
+    confirm(ramped, *wanted[:4])
+    ramped.sql("control", "INSERT INTO pause (topic, paused_by, why) VALUES (%s, 'ann', 'x')", [TOPIC])
+    assert ramped.resend() == {}
+    assert batch(ramped)["step"] == 1
+
+
+def test_a_shard_that_is_away_proves_nothing(ramped: World) -> None:
+    wanted = asked(ramped, 10)
+    ramped.resend()
+    confirm(ramped, *wanted[:4])
+    good = ramped.urls["backstop_producer_a"]
+    ramped.urls["backstop_producer_a"] = "postgresql://u:p@127.0.0.1:9/x"
+    with pytest.raises(Exception, match="shop_a"):
+        ramped.resend()
+    assert batch(ramped)["step"] == 1
+    ramped.urls["backstop_producer_a"] = good
+    ramped.resend()
+    assert batch(ramped)["step"] == 2
+
+
+def test_a_canary_of_zero_switches_the_ramp_off(world: World) -> None:  # noqa: F811
+    world.set("policy", "canary", to=4)
+    wanted = asked(world, 30)
+    world.set("policy", "canary", to=0)
+    world.resend()
+    assert out(world) == wanted
+
+
+def test_a_dry_run_shows_what_is_held_and_releases_nothing(ramped: World) -> None:
+    asked(ramped, 10)
+    told: list[str] = []
+    assert ramped.resend(dry_run=True, tell=lambda planned: told.append(str(planned)))["would_send"] == 10
+    assert all("held until a step" in line for line in told)
+    assert ramped.sql("control", "SELECT count(*) FROM resend_request WHERE held") == [(10,)]

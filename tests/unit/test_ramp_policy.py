@@ -1,0 +1,123 @@
+"""How a batch goes on, as truth tables: one delivery's standing, and what a step's standings come to."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from backstop.config.policy import Policy
+from backstop.records import Verdict
+from backstop.resend.ramp_policy import (
+    SET_ASIDE,
+    Close,
+    Next,
+    Release,
+    Released,
+    StepLook,
+    Stop,
+    Wait,
+    next_step,
+    stand,
+    step_size,
+)
+from backstop.verdicts.frames import micros
+from backstop.verdicts.judge import Judged
+
+RELEASED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+AFTER, BEFORE = RELEASED_AT + timedelta(seconds=1), RELEASED_AT - timedelta(seconds=1)
+
+
+def judged(verdict: str, eligible: bool = False, group: str = "billing", sends: int = 1, **evidence: Any) -> Judged:
+    return Judged("shop_a", "orders", "m", group, "pending", sends, 0, 5, Verdict(verdict), "", eligible, None, None, evidence)
+
+
+def failed(at: datetime, verdict: str = "BACKLOGGED") -> Judged:
+    return judged(verdict, log_state="FAILED", log_updated_at=micros(at))
+
+
+@pytest.mark.parametrize(
+    ("state", "deliveries", "expected"),
+    [
+        ("sent", [judged("CONFIRMED")], "done"),
+        ("sent", [judged("VOIDED")], "done"),
+        ("sent", [judged("CONFIRMED"), judged("BACKLOGGED", group="shipping")], "waits"),
+        ("sent", [judged("BACKLOGGED")], "waits"),
+        ("sent", [judged("WAITING")], "waits"),
+        ("sent", [judged("IN_PROGRESS")], "waits"),
+        ("sent", [judged("UNKNOWN")], "waits"),
+        ("sent", [judged("STALLED")], "waits"),
+        ("unknown", [judged("WAITING")], "waits"),
+        ("open", [judged("LOST", eligible=True)], "waits"),
+        ("claimed", [judged("LOST", eligible=True)], "waits"),
+        ("open", [judged("CONFIRMED")], "waits"),
+        ("sent", [judged("LOST", eligible=True)], "lost_again"),
+        ("unknown", [judged("UNSENT", eligible=True)], "lost_again"),
+        ("sent", [judged("STALLED", eligible=True)], "lost_again"),
+        ("sent", [judged("LOST", eligible=True, sends=0)], "waits"),
+        ("refused", [judged("UNSENT", eligible=True)], "refused"),
+        ("sent", [judged("DEAD_LETTERED")], "dead_lettered"),
+        ("sent", [judged("PARKED")], "parked"),
+        ("sent", [judged("EXHAUSTED")], "exhausted"),
+        ("sent", [judged("CONFIRMED"), judged("DEAD_LETTERED", group="shipping")], "dead_lettered"),
+        ("sent", [failed(AFTER)], "failed"),
+        ("sent", [failed(RELEASED_AT)], "failed"),
+        ("sent", [failed(BEFORE)], "waits"),
+        ("sent", [failed(AFTER, "CONFIRMED")], "done"),
+        ("not_needed", [judged("LOST", eligible=True)], "done"),
+        ("superseded", [judged("BACKLOGGED")], "done"),
+        ("sent", [], "done"),
+    ],
+)
+def test_what_one_delivery_says_of_its_step(state: str, deliveries: list[Judged], expected: str) -> None:
+    assert stand(Released(1, "m", 1, None, state, None), deliveries, RELEASED_AT) == expected
+
+
+def test_only_the_groups_that_were_addressed_count_and_what_waits_for_its_key_does_not() -> None:
+    both = [judged("CONFIRMED"), judged("DEAD_LETTERED", group="shipping")]
+    assert stand(Released(1, "m", 1, ("billing",), "sent", None), both, RELEASED_AT) == "done"
+    held = Released(1, "m", 1, None, "open", SET_ASIDE + "waits until x of key 'k' is done")
+    assert stand(held, [judged("LOST", eligible=True)], RELEASED_AT) == "done"
+
+
+def look(done: int = 0, waits: int = 0, harm: int = 0) -> StepLook:
+    return StepLook(done, waits, {"failed": [f"m{i}" for i in range(harm)]} if harm else {})
+
+
+@pytest.mark.parametrize(
+    ("seen", "held", "pardoned", "expected"),
+    [
+        (look(done=20), True, False, Release(40)),
+        (look(done=19, waits=1), True, False, Wait(1)),
+        (look(done=20), False, False, Close()),
+        (look(waits=1), False, False, Wait(1)),
+        (look(done=18, waits=1, harm=1), True, False, Stop("1 failed (m0)")),
+        (look(harm=1), False, False, Stop("1 failed (m0)")),
+        (look(harm=5), True, False, Stop("5 failed (m0, m1, m2, ...)")),
+        (look(done=1, waits=3, harm=1), True, True, Release(20)),
+        (look(harm=1), False, True, Close()),
+        (look(waits=1, harm=1), False, True, Wait(1)),
+    ],
+)
+def test_how_a_batch_goes_on_after_a_step_of_twenty(seen: StepLook, held: bool, pardoned: bool, expected: Next) -> None:
+    assert next_step(seen, held=held, size=20, pardoned=pardoned, policy=Policy()) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "written", "expected"),
+    [
+        (0, {}, 20),
+        (20, {}, 40),
+        (5, {}, 40),
+        (40, {"ramp_factor": 1.5}, 60),
+        (40, {"ramp_factor": 1.0}, 40),
+        (100_000, {}, 120_000),
+        (40, {"rate_limit": 0.01}, 20),
+        (20, {"canary": 0}, 2**31 - 1),
+    ],
+)
+def test_a_step_grows_by_the_factor_and_never_beyond_what_the_rate_sends_between_two_runs(
+    size: int, written: dict[str, Any], expected: int
+) -> None:
+    assert step_size(size, Policy(**written)) == expected
