@@ -30,6 +30,7 @@ from backstop.verdicts.sources import Sources
 _SQL = load("backstop.verdicts", "queries.sql")
 _WORTH_COMPILING = 50_000
 """With fewer stubs than this, compiling the rule to bytecode costs more (seconds of every run) than it saves."""
+_BROADCAST_ROWS = 20_000
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ def apply_rule(
         cursor.execute(_SQL["every_decision"], {"topics": sorted(topics)})
         decisions = [dict(zip(frames.DECISION, row, strict=True)) for row in cursor.fetchall()]
     _view(deliveries, "delivery")
-    _view(due.attempts, "attempt")
+    _view(_small(spark, due.attempts, frames.ATTEMPT), "attempt")
     _rows(spark, "instant", frames.INSTANT, [{"as_of": frames.micros(run.as_of)}])
     _rows(spark, "group_state", frames.GROUP_STATE, looks.group_state_rows())
     _rows(spark, "shard_state", frames.SHARD_STATE, looks.shard_state_rows())
@@ -126,6 +127,14 @@ def compile_rule(spark: SparkSession, worth_it: bool) -> None:
     """Bytecode for large runs, an interpreter for small ones."""
     spark.conf.set("spark.sql.codegen.wholeStage", str(worth_it).lower())
     spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if worth_it else "NO_CODEGEN")
+
+
+def _small(spark: SparkSession, frame: DataFrame, columns: frames.Columns) -> DataFrame:
+    """The frame as a local relation when it is small: its size is then known, so it is broadcast, and joins with nothing
+    are left out of the plan. A frame held fast has no size that Spark knows of."""
+    if frame.count() > _BROADCAST_ROWS:
+        return frame
+    return spark.createDataFrame(frame.select(*columns).toArrow())
 
 
 def _view(frame: DataFrame, name: str) -> None:

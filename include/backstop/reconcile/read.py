@@ -7,6 +7,7 @@ break the order of reading that makes the verdicts safe.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
@@ -62,25 +63,37 @@ def _read(
     spark: SparkSession, settings: Settings, sources: Sources,
     scan_stubs: Callable[[StubStore], Scan], scan_attempts: Callable[[StubStore], Scan],
 ) -> Due:  # fmt: skip
-    stubs: list[DataFrame] = []
-    attempts: list[DataFrame] = []
-    shards: dict[str, bool] = {}
-    for name in settings.producers:
-        try:
-            store = sources.shard(name)
-            stubs.append(_load(spark, scan_stubs(store), STUB_COLUMNS).localCheckpoint(eager=True))
-        except (Unavailable, Py4JJavaError, PySparkException) as error:
-            sources.missed(f"shard {name}", _as_unavailable(sources, name, error))
-            continue
-        try:
-            attempts.append(_load(spark, scan_attempts(store), ATTEMPT_COLUMNS).localCheckpoint(eager=True))
-            shards[name] = True
-        except (Unavailable, Py4JJavaError, PySparkException) as error:
-            sources.missed(f"shard {name}", _as_unavailable(sources, name, error))
-            shards[name] = False
+    names = list(settings.producers)
+    for name in names:
+        sources.shard(name)  # opened here: only what follows is done beside one another
+    # One thread a shard: Spark runs their jobs side by side, and each keeps its own order, attempts after stubs.
+    with ThreadPoolExecutor(max_workers=len(names)) as threads:
+        read = threads.map(lambda name: _read_shard(spark, sources, name, scan_stubs, scan_attempts), names)
+        found = dict(zip(names, read, strict=True))
+    stubs = [stub for stub, _ in found.values() if stub is not None]
+    attempts = [attempt for _, attempt in found.values() if attempt is not None]
     # The numbers are the same at each evaluation, because the rows and their partitions are held fast.
     every = _union(spark, stubs, STUB_COLUMNS).withColumn("stub_id", f.monotonically_increasing_id())
-    return Due(every, _union(spark, attempts, ATTEMPT_COLUMNS), shards)
+    known = {name: attempt is not None for name, (stub, attempt) in found.items() if stub is not None}
+    return Due(every, _union(spark, attempts, ATTEMPT_COLUMNS), known)
+
+
+def _read_shard(
+    spark: SparkSession, sources: Sources, name: str,
+    scan_stubs: Callable[[StubStore], Scan], scan_attempts: Callable[[StubStore], Scan],
+) -> tuple[DataFrame | None, DataFrame | None]:  # fmt: skip
+    """(its stubs, its attempts), held fast; null and everything after it: it did not answer."""
+    store = sources.shard(name)
+    try:
+        stubs = _load(spark, scan_stubs(store), STUB_COLUMNS).localCheckpoint(eager=True)
+    except (Unavailable, Py4JJavaError, PySparkException) as error:
+        sources.missed(f"shard {name}", _as_unavailable(sources, name, error))
+        return None, None
+    try:
+        return stubs, _load(spark, scan_attempts(store), ATTEMPT_COLUMNS).localCheckpoint(eager=True)
+    except (Unavailable, Py4JJavaError, PySparkException) as error:
+        sources.missed(f"shard {name}", _as_unavailable(sources, name, error))
+        return stubs, None
 
 
 def _as_unavailable(sources: Sources, shard: str, error: Exception) -> Unavailable:

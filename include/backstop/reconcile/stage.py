@@ -8,7 +8,7 @@ that nobody reads.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
@@ -57,7 +57,7 @@ def _copy(
                 )  # fmt: skip
                 for batch in batches:
                     total += batch.num_rows
-                    _copy_rows(cursor, columns, run_id, stage, batch.to_pylist())
+                    _copy_batch(cursor, columns, run_id, stage, batch)
                 selected = ", ".join(
                     f"timestamptz 'epoch' + {name} * interval '1 microsecond'" if name in _INSTANTS else name
                     for name in columns
@@ -73,17 +73,17 @@ def _copy(
     return copy
 
 
-def _copy_rows(
-    cursor: Any, columns: Sequence[str], run_id: int, stage: int, rows: Sequence[Mapping[str, object]]
-) -> None:
-    # CSV because ids hold any Unicode, quotes and line ends; null is the unquoted empty field (the standard library's
-    # writer cannot tell the two apart before Python 3.12).
-    lines = (",".join(_field(value) for value in (run_id, stage, *(row[name] for name in columns))) for row in rows)
-    buffer = io.StringIO("\n".join(lines) + "\n")
-    cursor.copy_expert(
-        f"COPY incoming (run_id, stage, {', '.join(columns)}) FROM STDIN WITH (FORMAT csv)", buffer
-    )
+def _copy_batch(cursor: Any, columns: Sequence[str], run_id: int, stage: int, batch: pa.RecordBatch) -> None:
+    import pyarrow as pa
+    from pyarrow import csv
 
-
-def _field(value: object) -> str:
-    return "" if value is None else '"' + str(value).replace('"', '""') + '"'
+    count = batch.num_rows
+    table = pa.table({
+        "run_id": pa.array([run_id] * count, pa.int64()), "stage": pa.array([stage] * count, pa.int32()),
+        **{name: batch.column(name) for name in columns},
+    })  # fmt: skip
+    buffer = io.BytesIO()
+    # Text is quoted and null is not: ids hold any Unicode, quotes and line ends, and the empty text is no null.
+    csv.write_csv(table, buffer, csv.WriteOptions(include_header=False, quoting_style="needed"))
+    buffer.seek(0)
+    cursor.copy_expert(f"COPY incoming (run_id, stage, {', '.join(columns)}) FROM STDIN WITH (FORMAT csv)", buffer)
