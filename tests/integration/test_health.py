@@ -158,6 +158,7 @@ def test_producers_that_settle_without_offsets_are_an_alert_once(watch: Watch) -
     watch.look()
     watch.minutes(4, number=30)
     watch.minutes(4, number=30, offsets=False)
+    watch.minutes(20, number=20, offsets=False)
     assert watch.findings() == [("offsets_stopped", "orders", "*", "warning")]
     assert watch.alerts() == ["watch/1/warning"]
     watch.minutes(4, number=30)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 from backstop.health import rules
@@ -9,8 +11,11 @@ from backstop.health.look import History, lag
 from backstop.health.looks import Answer, Limits
 from backstop.verdicts.sources import Sources
 
+Yardsticks = Mapping[tuple[str, str, str], float]
+"""(rule, topic, group) of a finding that is open -> what was usual when it began."""
 
-def judge(sources: Sources, history: History) -> list[Answer]:
+
+def judge(sources: Sources, history: History, yardsticks: Yardsticks) -> list[Answer]:
     """The rules' answers; a rule that cannot tell gives none."""
     settings = sources.settings
     answers: list[Answer | None] = []
@@ -20,7 +25,7 @@ def judge(sources: Sources, history: History) -> list[Answer]:
         limits = _limits(settings, settings.policy_for(topic))
         capabilities = sources.broker(settings.topics[topic].broker).capabilities
         if capabilities.has_offsets and capabilities.knows_queue_of_send:
-            answers.append(rules.offsets_stopped(topic, looks, limits))
+            answers.append(rules.offsets_stopped(topic, looks, limits, yardsticks.get(("offsets_stopped", topic, "*"))))
         answers.append(rules.stubs_stopped(topic, looks, limits))
     for (topic, group), seen in history.groups.items():
         if topic not in settings.topics or group not in settings.topics[topic].groups or not seen:
@@ -33,7 +38,8 @@ def judge(sources: Sources, history: History) -> list[Answer]:
         answers.append(rules.backlog_age(topic, group, seen, limits))
         if settings.groups[group].progress != "logged":
             # Progress that is derived from the logs cannot go on without them: such a group stands still.
-            answers.append(rules.logging_stopped(topic, group, seen, resent, filtered, limits))
+            usual = yardsticks.get(("logging_stopped", topic, group))
+            answers.append(rules.logging_stopped(topic, group, seen, resent, filtered, limits, usual))
         if stored and stored[-1].taken_at == seen[-1].taken_at:
             answers.append(rules.group_stands(topic, group, stored, seen, limits))
     return [answer for answer in answers if answer is not None]

@@ -62,6 +62,8 @@ class Finding:
     severity: str
     title: str
     body: str
+    yardstick: float | None = None
+    """What was usual when it began, kept while it lasts."""
 
 
 @dataclass(frozen=True, slots=True)

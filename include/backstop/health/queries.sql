@@ -46,14 +46,17 @@ FROM run
 WHERE duty = 'resend' AND started_at >= %(since)s::timestamptz - interval '1 day'
     AND (finished_at IS NULL OR finished_at >= %(since)s::timestamptz);
 
+-- name: yardsticks: what was usual when the findings that are open began
+SELECT rule, topic, consumer_group, yardstick FROM watch_finding WHERE over_at IS NULL AND yardstick IS NOT NULL;
+
 -- name: lock_finding: what is open of a rule and subject
 SELECT finding_id, severity FROM watch_finding
 WHERE rule = %(rule)s AND topic = %(topic)s AND consumer_group = %(group)s AND over_at IS NULL
 FOR UPDATE;
 
 -- name: open_finding: a rule holds for a subject from now on
-INSERT INTO watch_finding (rule, topic, consumer_group, severity, title, body)
-VALUES (%(rule)s, %(topic)s, %(group)s, %(severity)s, %(title)s, %(body)s)
+INSERT INTO watch_finding (rule, topic, consumer_group, severity, title, body, yardstick)
+VALUES (%(rule)s, %(topic)s, %(group)s, %(severity)s, %(title)s, %(body)s, %(yardstick)s)
 RETURNING finding_id;
 
 -- name: still_so: it holds still; the worst that it was stays

@@ -40,24 +40,32 @@ def backlog_age(topic: str, group: str, looks: Sequence[GroupLook], limits: Limi
         f" it is resent. Do: bring its consumers back, or add some; else raise the retention before that.")  # fmt: skip
 
 
-def offsets_stopped(topic: str, looks: Sequence[TopicLook], limits: Limits) -> Answer | None:
-    """Of the sends lately, far more than is usual for the topic have no offset recorded."""
+def offsets_stopped(
+    topic: str, looks: Sequence[TopicLook], limits: Limits, yardstick: float | None = None
+) -> Answer | None:
+    """Of the sends lately, far more than is usual for the topic have no offset recorded.
+
+    `yardstick`: what was usual when the finding that is open now began, so that what lasts does not become the usual.
+    """
     now, past = _split(looks, limits.window)
     if not now or not past:
         return None
     attempted, positioned = _sum(now, "attempted"), _sum(now, "positioned")
     usual_attempted, usual_positioned = _known(past, "attempted"), _known(past, "positioned")
-    if attempted is None or positioned is None or attempted < limits.floor or usual_attempted < limits.floor:
+    if attempted is None or positioned is None or attempted < limits.floor:
+        return None
+    if yardstick is None and usual_attempted < limits.floor:
         return None
     missing = 1 - positioned / attempted
-    usual = 1 - usual_positioned / usual_attempted
+    usual = 1 - usual_positioned / usual_attempted if yardstick is None else yardstick
     # Half of what usually has an offset is gone.
     if missing <= usual + (1 - usual) / 2:
         return Answer("offsets_stopped", topic, "*", None)
     return _found("offsets_stopped", topic, "*", "warning", f"Producers of {topic} stopped recording offsets",
         f"{attempted - positioned} of the last {attempted} messages sent have no offset ({missing:.0%}; usual: {usual:.0%})."
         f" Without it a message that the broker loses is found late, by time alone, and one that expires or is skipped may be"
-        f" resent late. Do: look for a producer that does not settle its sends (a new release, another client).")  # fmt: skip
+        f" resent late. Do: look for a producer that does not settle its sends (a new release, another client).",
+        yardstick=usual)  # fmt: skip
 
 
 def stubs_stopped(topic: str, looks: Sequence[TopicLook], limits: Limits) -> Answer | None:
@@ -90,9 +98,13 @@ def stubs_stopped(topic: str, looks: Sequence[TopicLook], limits: Limits) -> Ans
 
 
 def logging_stopped(
-    topic: str, group: str, looks: Sequence[GroupLook], resent: int | None, filtered: bool, limits: Limits
-) -> Answer | None:
-    """The group goes on in the broker and logs nothing, or much less than usual: to Backstop that is a mass loss to come."""
+    topic: str, group: str, looks: Sequence[GroupLook], resent: int | None, filtered: bool, limits: Limits,
+    yardstick: float | None = None,
+) -> Answer | None:  # fmt: skip
+    """The group goes on in the broker and logs nothing, or much less than usual: to Backstop that is a mass loss to come.
+
+    `yardstick` as in offsets_stopped.
+    """
     if len(looks) < 2 or resent is None:
         return None
     settled = [look for look in looks if look.taken_at <= looks[-1].counted_until]
@@ -105,7 +117,7 @@ def logging_stopped(
     passed = now[-1].passed - past[-1].passed - resent
     if logged is None or passed < limits.floor:
         return None
-    usual = _usual_share(past)
+    usual = _usual_share(past) if yardstick is None else yardstick
     if usual is None and filtered:
         return None  # what its filter leaves out is passed without a log, and nobody knows how much that is
     if logged >= passed * (1.0 if usual is None else min(usual, 1.0)) / 2:
@@ -115,7 +127,7 @@ def logging_stopped(
         f"{group} passed {passed} messages in the broker within {_length(limits.window.total_seconds())} and wrote {logged} logs."
         f" Soon reconcile finds them LOST: the blast radius then holds back the resends, but {topic} can no longer be proven."
         f" Do: look at {group}'s last release (is it still run by Backstop's consumer? does it reach its own database?)."
-        f" Until that is known: backstop pause {topic} --why ...")  # fmt: skip
+        f" Until that is known: backstop pause {topic} --why ...", yardstick=1.0 if usual is None else usual)  # fmt: skip
 
 
 def group_stands(
@@ -189,8 +201,10 @@ def _known(looks: Sequence[TopicLook], name: str) -> int:
     return sum(getattr(look, name) or 0 for look in looks if getattr(look, name) is not None)
 
 
-def _found(rule: str, topic: str, group: str, severity: str, title: str, body: str) -> Answer:
-    return Answer(rule, topic, group, Finding(severity, title, body))
+def _found(
+    rule: str, topic: str, group: str, severity: str, title: str, body: str, yardstick: float | None = None
+) -> Answer:  # fmt: skip
+    return Answer(rule, topic, group, Finding(severity, title, body, yardstick))
 
 
 def _length(seconds: float) -> str:

@@ -33,7 +33,7 @@ def tell(cursor: Any, answers: Iterable[Answer]) -> Counts:
         counts.add("found")
         said = {"severity": finding.severity, "title": finding.title, "body": finding.body}
         if open_one is None:
-            cursor.execute(_SQL["open_finding"], {**where, **said})
+            cursor.execute(_SQL["open_finding"], {**where, **said, "yardstick": finding.yardstick})
             _alert(cursor, cursor.fetchone()[0], **said, step=finding.severity)
             counts.add("begun")
         else:
@@ -42,6 +42,12 @@ def tell(cursor: Any, answers: Iterable[Answer]) -> Counts:
                 _alert(cursor, open_one[0], **said, step="critical")
                 counts.add("worsened")
     return counts
+
+
+def read_yardsticks(cursor: Any) -> dict[tuple[str, str, str], float]:
+    """(rule, topic, group) of each open finding that has one -> what was usual when it began."""
+    cursor.execute(_SQL["yardsticks"])
+    return {(rule, topic, group): yardstick for rule, topic, group, yardstick in cursor.fetchall()}
 
 
 def _alert(cursor: Any, finding_id: int, step: str, severity: str, title: str, body: str) -> None:

@@ -15,7 +15,7 @@ from backstop.health.heartbeat import beat
 from backstop.health.judge import judge
 from backstop.health.look import forget, look_at_shards, read_history, take_look
 from backstop.health.looks import Answer, Finding
-from backstop.health.tell import tell
+from backstop.health.tell import read_yardsticks, tell
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import Run, close_run, hold, keep_alive, open_run
@@ -62,10 +62,11 @@ def _steps(settings: Settings, connections: Connections, control: Any, run: Run)
             take_look(sources, cursor, run.as_of, history)
             look_at_shards(sources, cursor, run.as_of)
             forget(cursor, settings, run.as_of)
+            yardsticks = read_yardsticks(cursor)
         seen = {topic: looks for topic, looks in history.topics.items() if looks and looks[-1].taken_at == run.as_of}
         history.topics = seen
         history.groups = {key: looks for key, looks in history.groups.items() if looks and looks[-1].taken_at == run.as_of}
-        answers = judge(sources, history)
+        answers = judge(sources, history, yardsticks)
         missed = _missed(sources)
     with control, control.cursor() as cursor:
         standings, installed, now = read_duties(cursor)

@@ -50,9 +50,11 @@ CREATE TABLE watch_finding (
     severity       text        NOT NULL CHECK (severity IN ('warning', 'critical')),
     title          text        NOT NULL,
     body           text        NOT NULL,
+    yardstick      double precision,
     began_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     last_seen_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     over_at        timestamptz
 );
+COMMENT ON COLUMN watch_finding.yardstick IS 'what was usual when it began: what lasts does not become the usual';
 COMMENT ON COLUMN watch_finding.topic IS 'for duty_overdue the duty';
 CREATE UNIQUE INDEX watch_finding_one_open ON watch_finding (rule, topic, consumer_group) WHERE over_at IS NULL;
