@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from backstop.cli import cases, check, context, metrics, migrate, pause, prove, run, runs, schema, where
+from backstop.cli import cases, check, context, metrics, migrate, pause, prove, restore, run, runs, schema, where
 from backstop.cli.out import printable
 from backstop.errors import BackstopError
 
@@ -32,6 +32,7 @@ app.add_typer(cases.app, name="cases")
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)
 app.add_typer(runs.app, name="runs")
+app.add_typer(restore.app, name="restore")
 
 
 @app.callback()

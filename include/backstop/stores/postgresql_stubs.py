@@ -270,6 +270,27 @@ class PostgresStubs:
             moved += len(self._changed("promote", {**columns(rows, names), "as_of": as_of}))
         return moved
 
+    def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
+        rows = [
+            (*one.key, one.send_number, None if one.groups is None else json.dumps(list(one.groups), ensure_ascii=False),
+             one.requested_by, one.at)
+            for one in handed
+        ]  # fmt: skip
+        names = ("topics", "message_ids", "send_numbers", "groups", "requested_by", "ats")
+        return self._changed("raise_numbers", columns(rows, names)) if rows else set()
+
+    def reopen(self, topics: Sequence[str], since: datetime) -> int:
+        reopened, after = 0, ("", "")
+        while True:
+            values = {
+                "topics": list(topics), "since": since, "after_topic": after[0], "after_id": after[1], "limit": _CHUNK,
+            }  # fmt: skip
+            found = self._connection.rows(_SQL["reopen"], values)
+            if not found:
+                return reopened
+            ((number, *last),) = found
+            reopened, after = reopened + int(number), (last[0], last[1])
+
     def void(self, key: Key) -> bool:
         return bool(self._connection.rows(_SQL["void"], {"topic": key.topic, "message_id": key.message_id}))
 

@@ -319,4 +319,55 @@ UPDATE message_stub SET
     updated_at = clock_timestamp()
 WHERE topic = %(topic)s::text AND message_id = %(message_id)s::text
     AND status IN ('pending', 'exhausted') AND send_count < %(max_sends)s::integer
-RETURNING topic;
+RETURNING topic;;
+
+-- name: raise_numbers: after a restore, numbers that were handed out before it are not handed out again; one statement
+WITH handed AS (
+    SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(groups)s::jsonb[],
+            %(requested_by)s::text[], %(ats)s::timestamptz[])
+        AS h (topic, message_id, send_number, groups, requested_by, at)
+), held AS MATERIALIZED (
+    SELECT s.topic, s.message_id, s.send_count
+    FROM (SELECT topic, message_id, max(send_number) AS most FROM handed GROUP BY 1, 2 ORDER BY 1, 2) h
+    CROSS JOIN LATERAL (
+        SELECT m.topic, m.message_id, m.send_count FROM message_stub m
+        WHERE m.topic = h.topic AND m.message_id = h.message_id AND m.send_count < h.most AND m.attempt_token IS NULL
+        FOR UPDATE) s
+), recorded AS (
+    INSERT INTO send_attempt (topic, message_id, send_number, groups, requested_by, started_at, outcome, error)
+    SELECT h.topic, h.message_id, h.send_number,
+        CASE WHEN jsonb_typeof(h.groups) = 'array' THEN ARRAY(SELECT jsonb_array_elements_text(h.groups)) END,
+        h.requested_by, h.at, 'unknown', 'handed out before the database was restored; how it ended is not known any more'
+    FROM handed h JOIN held l USING (topic, message_id)
+    WHERE h.send_number > l.send_count
+    ON CONFLICT (topic, message_id, send_number) DO NOTHING
+)
+UPDATE message_stub s SET
+    send_count = n.most, attempted_at = greatest(s.attempted_at, n.last_at), sent_at = NULL,
+    queue_id = NULL, queue_offset = NULL, queue_epoch = NULL, broker_message_id = NULL, updated_at = clock_timestamp()
+FROM held l
+JOIN (SELECT topic, message_id, max(send_number) AS most, max(at) AS last_at FROM handed GROUP BY 1, 2) n
+    USING (topic, message_id)
+WHERE s.topic = l.topic AND s.message_id = l.message_id
+RETURNING s.topic, s.message_id;
+
+-- name: reopen: after a restore of a consumer's database, a page of stubs confirmed since is pending and due; by key
+-- A page is found by walking the key once; what a run confirmed before the backup has its logs in the backup.
+WITH page AS MATERIALIZED (
+    SELECT m.topic, m.message_id, m.status = 'confirmed' AND m.judged_at >= %(since)s::timestamptz AS again
+    FROM message_stub m
+    WHERE (m.topic, m.message_id) > (%(after_topic)s::text, %(after_id)s::text) AND m.topic = ANY (%(topics)s::text[])
+    ORDER BY m.topic, m.message_id
+    LIMIT %(limit)s
+), held AS MATERIALIZED (
+    SELECT m.topic, m.message_id FROM page p JOIN message_stub m USING (topic, message_id)
+    WHERE p.again AND m.status = 'confirmed'
+    ORDER BY m.topic, m.message_id
+    FOR UPDATE OF m
+), reopened AS (
+    UPDATE message_stub s SET status = 'pending', next_check_at = clock_timestamp(), updated_at = clock_timestamp()
+    FROM held h WHERE s.topic = h.topic AND s.message_id = h.message_id
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM reopened), l.topic, l.message_id
+FROM (SELECT topic, message_id FROM page ORDER BY topic DESC, message_id DESC LIMIT 1) l;

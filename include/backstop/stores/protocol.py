@@ -137,6 +137,18 @@ class Neighbours:
     """The first message of the key that comes after it and may have been sent."""
 
 
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A send number that was, or may have been, handed out, and that a restored stub does not know of."""
+
+    key: Key
+    send_number: int
+    groups: Sequence[str] | None
+    requested_by: str
+    at: datetime
+    """No later than this its copy was stored, if it was."""
+
+
 class StubStore(Protocol):
     """One producer database (a shard)."""
 
@@ -216,6 +228,15 @@ class StubStore(Protocol):
 
     def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime) -> int:
         """Sets status, next_check_at, judged_at and a null first_seen_at; returns how many rows still were as judged."""
+        ...
+
+    def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
+        """After a restore: send_count becomes at least the highest of a key's numbers, and each of them that is above it now
+        is recorded as an unknown attempt; returns the keys raised. Keys under way are left alone."""
+        ...
+
+    def reopen(self, topics: Sequence[str], since: datetime) -> int:
+        """After a restore of somebody else: stubs of these topics confirmed by a run since then are pending and due."""
         ...
 
     def void(self, key: Key) -> bool:

@@ -1,0 +1,55 @@
+"""`backstop restore`: what has to be done after a database came back from a backup; docs/runbooks tells when."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from backstop.cli import context, out
+from backstop.errors import ConfigurationError
+
+app = typer.Typer(help="After a database was restored from a backup: producer, consumer.", no_args_is_help=True)
+Since = Annotated[str, typer.Option("--since", help="An instant before the backup was taken, as 2026-11-21T02:00Z.")]
+
+
+@app.command()
+def producer(
+    shard: Annotated[str, typer.Argument(help="The shard, by its name in backstop.yaml.")], since: Since,
+    as_json: out.Json = False,
+) -> None:  # fmt: skip
+    """Raise send counts above every number that was handed out since, so that none is used twice; withdraw again what was."""
+    from backstop.restore.producer import restore_producer
+
+    settings, known = context.load_settings(), context.connections()
+    with context.control(settings, known) as conn:
+        counts = restore_producer(settings, known, conn, shard, _instant(since))
+    out.document({"counts": counts}) if as_json else out.line(f"restore producer {shard}: {counts}")
+
+
+@app.command()
+def consumer(
+    store: Annotated[str, typer.Argument(help="The consumer database, by its name in backstop.yaml.")], since: Since,
+    as_json: out.Json = False,
+) -> None:  # fmt: skip
+    """Judge again what was confirmed since: its logs, and the work they told of, may be gone."""
+    from backstop.restore.consumer import restore_consumer
+
+    settings, known = context.load_settings(), context.connections()
+    with context.control(settings, known) as conn:
+        counts = restore_consumer(settings, known, conn, store, _instant(since))
+    out.document({"counts": counts}) if as_json else out.line(f"restore consumer {store}: {counts}")
+
+
+def _instant(text: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        raise ConfigurationError(
+            f"--since {text}: this is no time with a zone.", kept="Nothing was changed.",
+            next_step="Write it as 2026-11-21T02:00Z.",
+        )  # fmt: skip
+    return instant

@@ -1,0 +1,51 @@
+"""After a consumer's database was restored: what earlier runs confirmed since the backup is judged again.
+
+    stubs confirmed since the backup -> pending, due now |
+
+Their logs may be gone together with the work that they told of. What the database still shows as done is confirmed again;
+the rest is lost by the rule, and a person is asked first when it is much.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import ConfigurationError, Unavailable
+from backstop.records import Counts
+from backstop.restore.paused import require_paused
+from backstop.verdicts.sources import Sources
+
+
+def restore_consumer(settings: Settings, connections: Connections, control: Any, store: str, since: datetime) -> Counts:
+    """`since`: an instant before the backup was taken. Returns `reopened`: stubs of every topic that a group of this
+    consumer database takes.
+
+    Raises ConfigurationError for an unknown store, DecisionRefused unless everything is paused; Unavailable when a shard did
+    not answer, after the others were done.
+    """
+    if store not in settings.consumers:
+        raise ConfigurationError(
+            f"There is no consumer database {store!r}.", kept="Nothing was changed.",
+            next_step=f"Name one of: {', '.join(settings.consumers)}.",
+        )  # fmt: skip
+    require_paused(control)
+    groups = [name for name, group in settings.groups.items() if group.store == store]
+    topics = sorted({topic for group in groups for topic in settings.topics_of(group)})
+    counts = Counts()
+    with Sources(settings, connections) as sources:
+        for shard in settings.producers:
+            try:
+                counts.add("reopened", sources.shard(shard).reopen(topics, since))
+            except Unavailable as error:
+                sources.missed(f"shard {shard}", error)
+        missed = dict(sources.unreachable)
+    if missed:
+        raise Unavailable(
+            f"Not every shard answered: {'; '.join(f'{name}: {why}' for name, why in sorted(missed.items()))}",
+            kept=f"{counts.get('reopened', 0)} stubs of the others are due again; nothing was sent.",
+            next_step="Bring it back, and run this again: it is safe to run twice.",
+        )
+    return counts

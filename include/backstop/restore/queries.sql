@@ -1,0 +1,22 @@
+-- Named queries on the control database: what it still knows after another database was restored.
+
+-- name: paused: whether every topic is paused
+SELECT EXISTS (SELECT 1 FROM pause WHERE topic = '*');
+
+-- name: claimed: requests whose claim has not run out
+SELECT count(*) FROM resend_request WHERE state = 'claimed' AND claim_deadline > clock_timestamp();
+
+-- name: handed_out: the send numbers of one shard that were, or may have been, handed out since an instant, in pages
+-- A claimed request whose worker is gone may have taken its number.
+SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.updated_at
+FROM resend_request r
+WHERE r.shard = %(shard)s AND r.state IN ('claimed', 'sent', 'refused', 'unknown') AND r.updated_at >= %(since)s
+    AND r.request_id > %(after)s
+ORDER BY r.request_id
+LIMIT %(limit)s;
+
+-- name: voided: messages of one shard that a person withdrew, by the decisions that are kept
+SELECT DISTINCT m.topic, m.message_id
+FROM case_member m JOIN case_file c USING (case_id)
+WHERE m.shard = %(shard)s AND c.decision = 'void'
+ORDER BY 1, 2;
