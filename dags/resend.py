@@ -17,7 +17,12 @@ What each task does, and what to do when it is red:
 
 **Is it safe to run twice?** Yes. A request is for one send number, and only who moves the stub's number publishes it.
 
-**By hand**: *Trigger* with `topic` for one topic, `dry_run` to list what would go without publishing.
+**By hand**: *Trigger* with `topic` for one topic, `dry_run` to list what would go without publishing. With `ids` (one a line)
+only these messages of the topic go, also when nobody has asked for them yet: say who (`by`) and `why`; the log of **open_run**
+says what becomes of each.
+
+**A large resend** goes out in steps: a canary, then more by each run, as long as the last step was confirmed. It stops with a
+case (`ramp_stopped`) when something goes wrong.
 
 **Stop**: `backstop pause TOPIC --why ...` (or `--all`) is honoured between two batches.
 """
@@ -53,7 +58,10 @@ def open_run(params: dict[str, Any]) -> dict[str, Any]:
     """Set-up: the run, its lease and its token; skips everything when no request is due."""
     from airflow.sdk.exceptions import AirflowSkipException
 
-    opened = duty.open_duty("resend", params["topic"], params["dry_run"], duty.resend_due)
+    count = duty.resend_due
+    if params["ids"]:
+        count = duty.resend_listed(params["topic"], params["ids"], params["by"] or "", params["why"] or "")
+    opened = duty.open_duty("resend", params["topic"], params["dry_run"], count)
     if opened is None:
         raise AirflowSkipException("no request is due")
     return opened
@@ -88,6 +96,11 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     params={
         "topic": Param(None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"),
         "dry_run": Param(False, type="boolean", title="Dry run", description="List what would go, publish nothing"),
+        "ids": Param(
+            None, type=["null", "string"], format="multiline", title="Ids", description="Only these of the topic, one a line"
+        ),
+        "by": Param(None, type=["null", "string"], title="By", description="With ids: who asks"),
+        "why": Param(None, type=["null", "string"], title="Why", description="With ids: the reason"),
     },
     on_failure_callback=tell_failure,
     tags=["backstop"],

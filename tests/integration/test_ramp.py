@@ -17,38 +17,38 @@ CANARY = 4
 
 
 @pytest.fixture
-def ramped(world: World) -> World:  # noqa: F811
+def ramped(world: World) -> World:
     world.set("policy", "canary", to=CANARY)
     return world
 
 
-def asked(world: World, number: int, topic: str = TOPIC, prefix: str = "m") -> list[str]:  # noqa: F811
+def asked(world: World, number: int, topic: str = TOPIC, prefix: str = "m") -> list[str]:
     wanted = ids(number, prefix)
     world.stubs(wanted, topic=topic)
     world.ask(wanted, topic=topic, ramped=True)
     return wanted
 
 
-def out(world: World) -> list[str]:  # noqa: F811
+def out(world: World) -> list[str]:
     return sorted(message_id for message_id, _ in world.copies())
 
 
-def confirm(world: World, *message_ids: str) -> None:  # noqa: F811
+def confirm(world: World, *message_ids: str) -> None:
     for message_id in message_ids:
         for group in ("billing", "shipping"):
             world.consume(message_id, group)
 
 
-def batch(world: World) -> dict[str, Any]:  # noqa: F811
+def batch(world: World) -> dict[str, Any]:
     ((row,),) = world.sql("control", "SELECT to_jsonb(b) FROM resend_batch b ORDER BY batch_id DESC LIMIT 1")
     return dict(row)
 
 
-def cases(world: World) -> list[tuple[Any, ...]]:  # noqa: F811
+def cases(world: World) -> list[tuple[Any, ...]]:
     return world.sql("control", "SELECT case_id, kind, topic, state, summary, evidence FROM case_file ORDER BY case_id")
 
 
-def decided(world: World, case_id: int, action: str) -> Counts:  # noqa: F811
+def decided(world: World, case_id: int, action: str) -> Counts:
     connection = connect(world.settings, world.connections)
     try:
         return decide(connection, world.settings, world.connections, case_id, action, "ann", "because").counts
@@ -105,7 +105,7 @@ def test_what_is_asked_for_while_a_batch_is_live_joins_it(ramped: World) -> None
     assert ramped.sql("control", "SELECT count(*) FROM resend_batch") == [(1,)]
 
 
-def passed_by(world: World) -> None:  # noqa: F811
+def passed_by(world: World) -> None:
     """Both groups went past everything, and the next look has come."""
     for queue in range(2):
         stream = world.keys.stream(TOPIC, queue)
@@ -210,7 +210,7 @@ def test_a_step_judged_by_a_run_that_woke_up_late_releases_nothing(ramped: World
         with ramped.run(TOPIC) as other:
             prepare_alone(ramped, other)
 
-    def prepare_alone(world: World, run: Any) -> None:  # noqa: F811
+    def prepare_alone(world: World, run: Any) -> None:
         with world.worker(run) as worker:
             assert prepare(worker)["released"] == 8
 
@@ -242,7 +242,7 @@ def test_a_shard_that_is_away_proves_nothing(ramped: World) -> None:
     assert batch(ramped)["step"] == 2
 
 
-def test_a_canary_of_zero_switches_the_ramp_off(world: World) -> None:  # noqa: F811
+def test_a_canary_of_zero_switches_the_ramp_off(world: World) -> None:
     world.set("policy", "canary", to=4)
     wanted = asked(world, 30)
     world.set("policy", "canary", to=0)

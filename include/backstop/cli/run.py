@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from backstop.cli import context, out
 
 if TYPE_CHECKING:
+    from backstop.resend.work import Listing
     from backstop.runs.run import Run
 
 app = typer.Typer(help="Run a duty without Airflow: reconcile, resend, watch.", no_args_is_help=True)
@@ -66,9 +68,17 @@ def resend(
     topic: Topics = None,
     dry_run: DryRun = False,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many requests.")] = None,
+    ids: Annotated[str | None, typer.Option("--ids", help="Only the ids of this file, one a line; - reads them here.")] = None,
+    id_: Annotated[list[str] | None, typer.Option("--id", help="Only this id; may be repeated.")] = None,
+    why: Annotated[str, typer.Option("--why", help="With ids: the reason.")] = "",
+    by: Annotated[str | None, typer.Option("--by", help="With ids: who; default: the name you are logged in with.")] = None,
     as_json: out.Json = False,
 ) -> None:
-    """Send what requests ask for and what still fits: claim, publish, settle, until nothing is due."""
+    """Send what requests ask for and what still fits: claim, publish, settle, until nothing is due.
+
+    With --ids or --id only these messages of the one --topic, also when nobody has asked for them yet.
+    """
+    from backstop.resend.ask_for_ids import Listed
     from backstop.resend.work import Planned, run_duty
     from backstop.runs.scope import name_of
 
@@ -76,12 +86,20 @@ def resend(
     _require_topics(settings.topics, topic)
     scope = name_of(topic)
     planned: list[Planned] = []
+    listed: list[Listed] = []
+    listing = _listing(topic, ids, id_, by or out.who(), why)
     with out.progress("resend"):
-        counts = run_duty(settings, known, scope=scope, dry_run=dry_run, limit=limit, tell=planned.append)
+        counts = run_duty(
+            settings, known, scope=scope, dry_run=dry_run, limit=limit, tell=planned.append,
+            listing=listing, tell_listed=listed.append,
+        )  # fmt: skip
     if as_json:
-        out.document({"counts": counts, "dry_run": dry_run, "planned": planned})
+        found = {} if listing is None else {"listed": listed}
+        out.document({"counts": counts, "dry_run": dry_run, "planned": planned, **found})
         return
     out.line(f"resend{' (dry run)' if dry_run else ''}: {counts}")
+    for what in listed:
+        out.line(f"  {what}")
     for one in planned:
         out.line(f"  {one}")
 
@@ -103,6 +121,26 @@ def watch(as_json: out.Json = False) -> None:
             out.line(f"  {sentence}", style="red")
     if watched.overdue:
         raise typer.Exit(1)
+
+
+def _listing(topic: list[str] | None, path: str | None, named: list[str] | None, who: str, why: str) -> Listing | None:
+    from backstop.errors import ConfigurationError
+    from backstop.resend.ask_for_ids import read_ids
+    from backstop.resend.work import Listing
+
+    if path is None and not named:
+        return None
+    if not topic or len(topic) != 1:
+        raise ConfigurationError(
+            "A list of ids is of one topic.", kept="Nothing was started.", next_step="Name it: --topic TOPIC."
+        )
+    try:
+        text = "" if path is None else sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error}.", kept="Nothing was started.", next_step="Give a text file, one id a line."
+        ) from None
+    return Listing(topic[0], read_ids("\n".join([text, *(named or ())])), who, why)
 
 
 def _require_topics(known: Any, named: list[str] | None) -> None:

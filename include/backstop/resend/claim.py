@@ -165,6 +165,9 @@ def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claim
         # A claim that would spend its time waiting is not taken: others are before us, and we ask again.
         # One second at most, so that a pause is seen before the turn comes.
         if wait > min(_LONGEST_WAIT, claim_seconds / 4):
+            cursor.execute(_SQL["paused"], {"topic": lot.topic})
+            if cursor.fetchone()[0]:
+                return Claimed(lot, token, (), 0.0, monotonic())
             return Claimed(lot, token, (), min(wait, _LONGEST_WAIT), monotonic())
         until = monotonic() + claim_seconds
         cursor.execute(_SQL["claim"], {

@@ -21,6 +21,7 @@ from backstop.config.settings import Settings
 from backstop.errors import StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.records import Counts
+from backstop.resend.ask_for_ids import Listed, ask_for_ids
 from backstop.resend.claim import (
     Lot,
     Request,
@@ -41,6 +42,16 @@ from backstop.runs.run import DEAD_AFTER, Run, close_run, hold, keep_alive, open
 from backstop.verdicts.judge import Judge
 
 _SQL = load("backstop.resend", "queries.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A list of ids of one topic that a person wants sent, and nothing else."""
+
+    topic: str
+    ids: tuple[str, ...]
+    who: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +105,10 @@ def run_duty(
     settings: Settings, connections: Connections, *, scope: str = "*", dry_run: bool = False,
     limit: int | None = None,
     dead_after: timedelta = DEAD_AFTER, tell: Callable[[Planned], None] = lambda _: None,
+    listing: Listing | None = None, tell_listed: Callable[[Listed], None] = lambda _: None,
 ) -> Counts:  # fmt: skip
     """The whole duty without an orchestrator: opens the run, works, closes it. `scope`: as `runs.scope` names it.
+    With a `listing` it asks for these ids first, tells what becomes of each, and sends nothing else.
 
     Raises RunRefused while another run of the scope lives, and what `run_once` raises, after the run was
     closed with it.
@@ -105,6 +118,11 @@ def run_duty(
         run = open_run(control, "resend", scope, settings, dry_run=dry_run, dead_after=dead_after)
         try:
             with keep_alive(lambda: connect(settings, connections), run):
+                if listing is not None:
+                    for listed in ask_for_ids(
+                        settings, connections, control, run, listing.topic, listing.ids, listing.who, listing.why
+                    ):
+                        tell_listed(listed)
                 counts = run_once(settings, connections, run, limit=limit, tell=tell)
         except BaseException as error:
             # What was done is already in the run's counts.

@@ -1,0 +1,139 @@
+"""Limits a run to a list of ids, and asks as a person for those of which nobody has asked for a send yet.
+
+    ids | judged by key -> open already, asked for now, or said why not | the run looks at these messages and nothing else
+
+Budget, send number, canary and rate hold as for everybody: a person's request overrules order and dead letters, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import ConfigurationError, Unavailable
+from backstop.named_sql import load
+from backstop.records import Key
+from backstop.resend.policy import Postpone, Send, decide
+from backstop.resend.request import Ask, ask, duplicates_of, ramped_topics, route_for
+from backstop.runs.run import Run, hold
+from backstop.verdicts.judge import Judge, Judged, Judgement
+
+_SQL = load("backstop.resend", "queries.sql")
+_BATCH = 1_000
+PERSON = "person "
+"""Begins `requested_by` of what a person asked for by a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What becomes of one id of the list. `asks`: the request that is made for it, if any."""
+
+    message_id: str
+    says: str
+    asks: Ask | None = None
+    sendable: bool = False
+    """It may go out in this run: somebody asked for it, or this list does."""
+
+    def __str__(self) -> str:
+        return f"{self.message_id}: {self.says}"
+
+
+def read_ids(text: str) -> tuple[str, ...]:
+    """One id a line, each once, in the order given; blank lines are none. Raises ConfigurationError when there is no id."""
+    found = tuple(dict.fromkeys(line for line in text.splitlines() if line.strip()))
+    if not found:
+        raise ConfigurationError("The list of ids is empty.", kept="Nothing was started.", next_step="Give one id a line.")
+    return found
+
+
+def ask_for_ids(
+    settings: Settings, connections: Connections, control: Any, run: Run, topic: str, ids: Sequence[str], who: str, why: str
+) -> list[Listed]:
+    """Asks, limits the run, one commit; in a dry run it writes only the limit. One answer for each id, in their order.
+
+    Raises ConfigurationError when the topic is not in mode repair or who or why are empty, Unavailable when something did
+    not answer (then nothing was asked), RunLost.
+    """
+    if settings.topics[topic].mode != "repair":
+        raise ConfigurationError(
+            f"Topic {topic} is in mode observe, in which nothing is ever sent.", kept="Nothing was asked for.",
+            next_step="Set its mode to repair in backstop.yaml.",
+        )  # fmt: skip
+    if not who.strip() or not why.strip():
+        raise ConfigurationError(
+            "Sending a list of ids needs a name and a reason.", kept="Nothing was asked for.",
+            next_step="Say who asks (--by) and why (--why).",
+        )  # fmt: skip
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        cursor.execute(_SQL["open_requests"], {"topic": topic, "ids": list(ids)})
+        open_already = {message_id for (message_id,) in cursor.fetchall()}
+    with Judge(settings, connections, control) as judge:
+        listed = [one for batch in _batches(ids) for one in _look(judge, settings, topic, batch, open_already, who, why)]
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        if not run.dry_run:
+            ask(cursor, [one.asks for one in listed if one.asks is not None], None, ramped_topics(settings))
+        cursor.execute(_SQL["limit_run"], {"run_id": run.run_id, "ids": list(ids)})
+    return listed
+
+
+def _look(
+    judge: Judge, settings: Settings, topic: str, ids: Sequence[str], open_already: set[str], who: str, why: str
+) -> Iterator[Listed]:
+    seen = judge.judgement([Key(topic, message_id) for message_id in ids])
+    if seen.unreachable:
+        raise Unavailable(
+            f"The present state could not be read: {', '.join(sorted(seen.unreachable))} did not answer.",
+            kept="Nothing was asked for.", next_step="Bring it back, then send the list again.",
+        )  # fmt: skip
+    by_key: dict[Key, list[Judged]] = {}
+    for judged in seen.judged:
+        by_key.setdefault(judged.key, []).append(judged)
+    for message_id in ids:
+        if message_id in open_already:
+            yield Listed(message_id, "a request for it is open already", sendable=True)
+        else:
+            yield _answer(settings, seen, Key(topic, message_id), by_key, who, why)
+
+
+def _answer(
+    settings: Settings, seen: Judgement, key: Key, by_key: Mapping[Key, list[Judged]], who: str, why: str
+) -> Listed:
+    shards, judged = seen.shards_of.get(key, []), by_key.get(key, [])
+    if not shards:
+        return Listed(key.message_id, "no shard has it")
+    if len(shards) > 1:
+        return Listed(key.message_id, f"it is on several shards: {', '.join(shards)}; mend that first")
+    promise = seen.stubs[key]
+    if promise.status in ("confirmed", "voided"):
+        return Listed(key.message_id, f"{promise.status.upper()} already")
+    policy = settings.policy_for(key.topic)
+    budget = policy.max_sends if promise.max_sends is None else promise.max_sends
+    decision = decide(
+        None, PERSON + who, judged, as_of=seen.as_of, created_at=promise.created_at, policy=policy,
+        duplicates=duplicates_of(settings, key.topic), own_retry_topic=False,
+    )  # fmt: skip
+    if isinstance(decision, Send):
+        if promise.status == "exhausted" or promise.send_count - promise.refusals >= budget:
+            return Listed(key.message_id, "EXHAUSTED: its sends are used up; allow more by its case (raise)")
+        wanted = decision.groups or settings.groups_of(key.topic)
+        route = route_for(settings, key.topic, wanted, {one.consumer_group: str(one.verdict) for one in judged})
+        if route is None:
+            # A list is written without looking at each message; its case shows what the copy would do.
+            return Listed(key.message_id, "a copy would reach a group that takes no duplicates; decide it by its case (resend)")
+        number, groups = promise.send_count + 1, decision.groups
+        request = Ask(promise.shard, key.topic, key.message_id, number, groups, why, PERSON + who, route)
+        to = "all groups" if groups is None else ", ".join(groups)
+        return Listed(key.message_id, f"to send to {to} as send {number}, when ramp and rate let it", request, sendable=True)
+    if isinstance(decision, Postpone):
+        return Listed(key.message_id, f"not yet: {decision.why}")
+    return Listed(key.message_id, f"nothing to send: {decision.why}")
+
+
+def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), _BATCH):
+        yield ids[start : start + _BATCH]

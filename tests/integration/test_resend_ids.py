@@ -1,0 +1,119 @@
+"""Sending a list of ids and nothing else: asked for as a person, within budget, send number, canary and rate."""
+
+from __future__ import annotations
+
+import pytest
+
+from backstop.errors import ConfigurationError, Unavailable
+from backstop.records import Counts
+from backstop.resend.ask_for_ids import Listed, read_ids
+from backstop.resend.work import Listing, run_duty
+from backstop.runs.scope import name_of
+from resend_world import OTHER, TOPIC, World, ids, servers, world  # noqa: F401
+
+
+def send_list(world: World, *wanted: str, dry_run: bool = False, who: str = "ann") -> tuple[Counts, dict[str, str]]:
+    listed: list[Listed] = []
+    counts = run_duty(
+        world.settings, world.connections, scope=name_of([TOPIC]), dry_run=dry_run,
+        listing=Listing(TOPIC, wanted, who, "the shop asked for it"), tell_listed=listed.append,
+    )  # fmt: skip
+    return counts, {one.message_id: one.says for one in listed}
+
+
+def out(world: World) -> list[str]:
+    return sorted(message_id for message_id, _ in world.copies())
+
+
+def test_only_the_listed_messages_go_out_whether_asked_for_or_not(world: World) -> None:
+    world.stubs(["asked", "not asked", "other asked"])
+    world.ask(["asked", "other asked"])
+    world.stubs(["asked"], topic=OTHER)
+    world.ask(["asked"], topic=OTHER)
+
+    counts, says = send_list(world, "asked", "not asked")
+
+    assert counts["sent"] == 2 and out(world) == ["asked", "not asked"] and world.copies(OTHER) == {}
+    assert says == {
+        "asked": "a request for it is open already",
+        "not asked": "to send to all groups as send 1, when ramp and rate let it",
+    }
+    made = world.request("not asked")
+    assert (made["requested_by"], made["reason"]) == ("person ann", "the shop asked for it")
+    assert world.request("other asked")["state"] == "open"
+    world.resend()
+    assert out(world) == ["asked", "not asked", "other asked"], "the next run is not limited"
+
+
+def test_what_cannot_go_is_listed_with_the_reason(world: World) -> None:
+    world.stubs(["confirmed"], status="confirmed")
+    world.stubs(["withdrawn"], status="voided")
+    world.stubs(["consumed"])
+    for group in ("billing", "shipping"):
+        world.consume("consumed", group)
+    world.stubs(["used up"], send_count=4, refusals=0)
+    world.stubs(["twice"], "a")
+    world.stubs(["twice"], "b")
+    counts, says = send_list(world, "confirmed", "withdrawn", "consumed", "used up", "twice", "no such")
+    assert says["confirmed"] == "CONFIRMED already" and says["withdrawn"] == "VOIDED already"
+    assert says["consumed"].startswith("nothing to send: billing CONFIRMED")
+    assert says["no such"] == "no shard has it" and "several shards" in says["twice"]
+    assert "published" not in counts and out(world) == [] and world.requests() == {}
+
+
+def test_a_used_up_budget_is_not_bypassed(world: World) -> None:
+    world.stubs(["m"], status="exhausted", send_count=0)
+    _, says = send_list(world, "m")
+    assert says["m"].startswith("EXHAUSTED: its sends are used up") and out(world) == []
+
+
+def test_a_group_that_takes_no_duplicates_is_not_reached_by_a_list(world: World) -> None:
+    world.set("groups", "shipping", "duplicates", to="no")
+    world.stubs(["m"])
+    world.consume("m", "shipping")
+    _, says = send_list(world, "m")
+    assert "takes no duplicates" in says["m"] and out(world) == []
+
+
+def test_a_long_list_begins_with_a_canary_like_everything_else(world: World) -> None:
+    world.set("policy", "canary", to=4)
+    wanted = ids(10)
+    world.stubs(wanted)
+    counts, says = send_list(world, *wanted)
+    assert counts["sent"] == 4 and len(out(world)) == 4 and len(says) == 10
+    assert world.requests() == {"sent": 4, "open": 6}
+
+
+def test_a_dry_run_of_a_list_says_what_would_go_and_asks_for_nothing(world: World) -> None:
+    world.stubs(["m"])
+    _, says = send_list(world, "m", dry_run=True)
+    assert says == {"m": "to send to all groups as send 1, when ramp and rate let it"}
+    assert world.requests() == {} and out(world) == []
+
+
+def test_sent_twice_the_same_list_sends_once(world: World) -> None:
+    world.stubs(["m"])
+    send_list(world, "m")
+    _, says = send_list(world, "m")
+    assert says["m"].startswith("not yet: ") and world.copies() == {("m", "1"): 1}
+
+
+def test_a_list_needs_a_name_and_a_topic_in_mode_repair_and_a_shard_that_answers(world: World) -> None:
+    world.stubs(["m"])
+    with pytest.raises(ConfigurationError, match="a name and a reason"):
+        send_list(world, "m", who=" ")
+    good = world.urls["backstop_producer_b"]
+    world.urls["backstop_producer_b"] = "postgresql://u:p@127.0.0.1:9/x"
+    with pytest.raises(Unavailable, match="shop_b"):
+        send_list(world, "m")
+    world.urls["backstop_producer_b"] = good
+    world.set("topics", TOPIC, "mode", to="observe")
+    with pytest.raises(ConfigurationError, match="mode observe"):
+        send_list(world, "m")
+    assert world.requests() == {} and out(world) == []
+
+
+def test_ids_are_read_one_a_line_each_once_with_any_character() -> None:
+    assert read_ids("b\n\na b:%'\n\nb\nünï\n") == ("b", "a b:%'", "ünï")
+    with pytest.raises(ConfigurationError, match="empty"):
+        read_ids("\n \n")
