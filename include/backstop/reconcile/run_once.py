@@ -6,9 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import psycopg2
+
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import BackstopError
+from backstop.errors import BackstopError, StoreUnavailable
 from backstop.reconcile.anomalies import find_anomalies
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
@@ -46,10 +48,18 @@ def run_once(
             with keep_alive(lambda: connect(settings, connections), run):
                 counts, missed = _steps(settings, connections, control, run, scope, start_spark, audit, say)
         except BaseException as error:
-            control.rollback()
-            close_run(control, run, "failed", Counts(), error=str(error))
+            # Over a connection that broke nothing can be said: the run is taken over once it has been silent for long enough.
+            if not control.closed:
+                control.rollback()
+                close_run(control, run, "failed", Counts(), error=str(error))
             raise
         close_run(control, run, "incomplete" if missed else "done", counts, error=str(missed) if missed else None)
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        raise StoreUnavailable(
+            f"The control database ({settings.control}) went away: {str(error).strip() or 'no reason'}.",
+            kept="What the run had promoted stays valid; nothing was decided from its silence, and nothing was sent.",
+            next_step="Bring it back; the next run judges what is still due, and finishes a promotion that was begun.",
+        ) from error
     finally:
         control.close()
     if missed:

@@ -1,0 +1,55 @@
+"""The control database goes away in the middle of a reconcile: it is said in our words, and the next run takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.errors import StoreUnavailable
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from backstop.reconcile.run_once import run_once
+from system import System, build_template, system
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
+    ):
+        build_template(postgres)
+        yield postgres, valkey
+
+
+def throw_out(world: System, admin: str) -> None:
+    """Everybody who is connected to the control database."""
+    connection = psycopg2.connect(admin)
+    with connection, connection.cursor() as cursor:
+        name = world.urls["control"].rpartition("/")[2]
+        cursor.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (name,))
+    connection.close()
+
+
+def test_a_reconcile_that_loses_the_control_database_says_so_and_the_next_run_takes_over(
+    servers: tuple[Postgres, Valkey],
+) -> None:
+    with system(*servers) as world:
+        world.sent("one")
+
+        def start_spark() -> Any:
+            throw_out(world, servers[0].admin_dsn())
+
+        with pytest.raises(StoreUnavailable, match="control database") as raised:
+            run_once(world.settings, world.connections, start_spark, lambda run, suite: None)
+        assert raised.value.exit_code == 3
+        assert world.rows("control", "SELECT state FROM run") == [("running",)]
+        assert world.rows("shop_a", "SELECT status FROM message_stub") == [("pending",)]
+
+        world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() + interval '1 hour'")
+        run_once(world.settings, world.connections, start_spark, lambda run, suite: None, dead_after=timedelta(0))
+        assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [("abandoned",), ("done",)]
