@@ -669,3 +669,38 @@ def test_a_sound_store_passes_its_check(store: StubStore) -> None:
     findings = store.check()
     assert len(findings) >= 5
     assert all(finding.good for finding in findings), findings
+
+
+# Order within a key
+
+
+def test_neighbours_are_the_first_open_message_before_and_the_first_later_one_that_may_have_been_sent(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    for number, (status, sends, refusals) in enumerate(
+        [("confirmed", 1, 0), ("exhausted", 5, 0), ("pending", 0, 0), ("pending", 1, 1), ("pending", 1, 0), ("confirmed", 1, 0)]
+    ):
+        world.put_stub(
+            message_id=f"m{number}", ordering_key="it's", sequence=number, status=status, send_count=sends, refusals=refusals
+        )
+    world.put_stub(message_id="m9", ordering_key="other", sequence=0)
+    world.put_stub(message_id="free")
+    keys = [Key("orders", i) for i in ("m0", "m1", "m3", "m5", "m9", "free", "no such")]
+    found = {key.message_id: (n.ordering_key, n.open_before, n.sent_after) for key, n in store.neighbours(keys).items()}
+    assert found == {
+        "m0": ("it's", None, "m1"), "m1": ("it's", None, "m4"), "m3": ("it's", "m1", "m4"), "m5": ("it's", "m1", None),
+        "m9": ("other", None, None),
+    }  # fmt: skip
+
+
+def test_a_message_without_a_sequence_comes_after_those_with_one_by_creation_then_by_id(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub(message_id="z", ordering_key="k", send_count=1, sequence=7, created_at=NOW)
+    world.put_stub(message_id="b", ordering_key="k", send_count=1, created_at=NOW)
+    world.put_stub(message_id="a", ordering_key="k", send_count=1, created_at=NOW)
+    world.put_stub(message_id="old", ordering_key="k", send_count=1, created_at=NOW - timedelta(days=1))
+    left = ["z", "old", "a", "b"]
+    for first, second in zip(left, left[1:], strict=False):
+        assert store.neighbours([Key("orders", second)])[Key("orders", second)].open_before == "z"
+        assert store.neighbours([Key("orders", first)])[Key("orders", first)].sent_after == second
