@@ -1,4 +1,4 @@
-"""The control database goes away in the middle of a reconcile: it is said in our words, and the next run takes over."""
+"""The control database goes away in the middle of a duty: it is said in our words, and the next run takes over."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from backstop.errors import StoreUnavailable
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 from backstop.reconcile.run_once import run_once
+from backstop.resend import work
 from system import System, build_template, system
 
 
@@ -52,4 +53,23 @@ def test_a_reconcile_that_loses_the_control_database_says_so_and_the_next_run_ta
 
         world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() + interval '1 hour'")
         run_once(world.settings, world.connections, start_spark, lambda run, suite: None, dead_after=timedelta(0))
+        assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [("abandoned",), ("done",)]
+
+
+def test_a_resend_that_loses_the_control_database_says_so(
+    servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with system(*servers) as world:
+        plain = work.run_once
+
+        def thrown_out(*arguments: Any, **named: Any) -> Any:
+            throw_out(world, servers[0].admin_dsn())
+            return plain(*arguments, **named)
+
+        monkeypatch.setattr(work, "run_once", thrown_out)
+        with pytest.raises(StoreUnavailable, match="control database") as raised:
+            work.run_duty(world.settings, world.connections)
+        assert raised.value.exit_code == 3
+        monkeypatch.undo()
+        work.run_duty(world.settings, world.connections, dead_after=timedelta(0))
         assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [("abandoned",), ("done",)]

@@ -135,6 +135,9 @@ def run_duty(
             )
             raise
         close_run(control, run, "done", counts)
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        # Also when only the run could not be closed: it is taken over once it has been silent for long enough.
+        raise _control_away(settings, error) from error
     finally:
         control.close()
     return counts
@@ -156,13 +159,17 @@ def a_worker(settings: Settings, connections: Connections, run: Run) -> Iterator
         with Judge(settings, connections, control) as judge:
             yield Worker(settings, control, judge, run, only=_only(control, run))
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        raise StoreUnavailable(
-            f"The control database ({settings.control}) went away: {str(error).strip() or 'no reason'}.",
-            kept="What was published is settled in its shard or will count as unknown; no request is lost.",
-            next_step="Bring it back; the next run recovers and goes on.",
-        ) from error
+        raise _control_away(settings, error) from error
     finally:
         control.close()
+
+
+def _control_away(settings: Settings, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The control database ({settings.control}) went away: {str(error).strip() or 'no reason'}.",
+        kept="What was published is settled in its shard or will count as unknown; no request is lost.",
+        next_step="Bring it back; the next run recovers and goes on.",
+    )
 
 
 def _only(control: Any, run: Run) -> tuple[str, ...] | None:

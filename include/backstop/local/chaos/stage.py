@@ -45,6 +45,8 @@ READY_SECONDS = 120.0
 POLICY = {
     # A broker that is away for seconds refuses everything meanwhile. That is no mass loss, and here no person is there to ask.
     "blast_share": 1.0, "max_sends": 8, "max_refusals": 40,
+    # A canary that a broken broker refuses stops its batch until a person has looked.
+    "canary": 0,
     # 20 deliveries of 2 s, and what a consumer may take.
     "redelivery_horizon": "45s", "backlog_horizon": "12m",
 }  # fmt: skip
