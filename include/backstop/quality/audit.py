@@ -83,7 +83,7 @@ def run_suite(
         raise _away(suite_name) from error
     try:
         _find_run(connection, run_id)
-        held, report = validate(suite_name, checks, BATCH, control_url, options, run_id, Path(docs_folder))
+        held, report = validate(suite_name, checks, BATCH, control_url, options, run_id, Path(docs_folder).resolve())
         failed = tuple(_breaches(connection, check) for check in checks if not held[check.name])
         result = SuiteResult(suite_name, not failed, len(checks), failed, report)
         _keep(connection, run_id, result)

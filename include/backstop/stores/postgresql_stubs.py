@@ -19,6 +19,7 @@ from backstop.stores.protocol import (
     ATTEMPT_COLUMNS,
     STUB_COLUMNS,
     Claim,
+    Handed,
     Neighbours,
     Recorded,
     Scan,
