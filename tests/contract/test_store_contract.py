@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
@@ -701,6 +702,6 @@ def test_a_message_without_a_sequence_comes_after_those_with_one_by_creation_the
     world.put_stub(message_id="a", ordering_key="k", send_count=1, created_at=NOW)
     world.put_stub(message_id="old", ordering_key="k", send_count=1, created_at=NOW - timedelta(days=1))
     left = ["z", "old", "a", "b"]
-    for first, second in zip(left, left[1:], strict=False):
+    for first, second in pairwise(left):
         assert store.neighbours([Key("orders", second)])[Key("orders", second)].open_before == "z"
         assert store.neighbours([Key("orders", first)])[Key("orders", first)].sent_after == second

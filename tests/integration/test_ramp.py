@@ -178,6 +178,10 @@ def test_what_a_stopped_batch_had_released_and_not_sent_waits_as_well(ramped: Wo
     ramped.consume(wanted[0], "billing", state="PARKED")
     assert ramped.resend()["batches_stopped"] == 1
     assert out(ramped) == wanted[:2]
+    ((case_id, *_),) = cases(ramped)
+    decided(ramped, case_id, "go_on")
+    ramped.resend()
+    assert out(ramped) == wanted[:6], "one canary, and not also what the stopped step had released"
 
 
 def test_two_runs_at_once_release_one_step(ramped: World) -> None:
