@@ -40,7 +40,7 @@ def test_a_message_goes_after_those_before_it_and_not_after_those_behind_it(
     answer = decide_order(SEND, Neighbours("k", before, after), head, by_person=person, gap=gap, later=LATER)
     assert answer.case == case
     assert (answer.decision == SEND) is sends
-    assert sends or isinstance(answer.decision, Postpone) and answer.decision.until == LATER
+    assert sends or (isinstance(answer.decision, Postpone) and answer.decision.until == LATER)
 
 
 def test_a_message_without_a_key_has_no_order() -> None:
