@@ -1,3 +1,3 @@
 """Backstop: did each consumer group do its work, exactly once in effect, and if not, what happened and who acts next?"""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

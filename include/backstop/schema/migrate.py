@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from backstop.errors import StoreUnavailable
+from backstop.schema.build_indexes import build_indexes
 from backstop.schema.revisions import head, revisions, version_table
 from backstop.stores.postgresql_connection import NOT_A_URL, read_url
 
@@ -36,11 +37,14 @@ _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('{lock}', 0))"
 def migrate(url: str, role: str) -> list[str]:
     """Apply what is missing, in one transaction; returns the revisions applied, oldest first.
 
+    Indexes on tables that are there are built before it, while their writers go on.
+
     Raises StoreUnavailable when the database does not answer or refuses, ConfigurationError for an unknown
     role.
     """
     known = list(revisions(role))
     config = _config(role)
+    _build_indexes(url, role)
     with _connected(url, role) as connection, connection.begin():
         connection.execute(text(_LIMITS))
         connection.execute(text(_lock(role)))
@@ -54,6 +58,18 @@ def migrate(url: str, role: str) -> list[str]:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     return [revision for revision in known if before is None or revision > before]
+
+
+def _build_indexes(url: str, role: str) -> None:
+    with _connected(url, role) as connection:
+        before = _revision(connection, role)
+        connection.rollback()
+        coming = [sql for revision, sql in revisions(role).items() if before is not None and revision > before]
+        if coming and before in revisions(role):
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            raw.autocommit = True
+            build_indexes(raw, version_table(role), coming)
 
 
 def as_sql(role: str) -> str:

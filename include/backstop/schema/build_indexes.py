@@ -1,0 +1,68 @@
+"""Builds the indexes of coming revisions while the tables' writers go on, before the migration's own transaction.
+
+A migration is one transaction, and an index built inside it locks every writer out for as long as it takes. So each
+`CREATE INDEX IF NOT EXISTS` of a coming revision, on a table that is there, is built CONCURRENTLY first; the transaction then
+finds it and leaves it out. One that was interrupted is left behind invalid: it is dropped and built again.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_INDEX = re.compile(
+    r"^CREATE INDEX IF NOT EXISTS (?P<name>[a-z_]+) ON (?P<table>[a-z_]+)\s(?P<rest>[^;]+);", re.MULTILINE
+)
+_LOOK_AGAIN = 0.2
+"""Seconds between two looks at whether another migration is at work: to wait inside a statement would hold a snapshot, for
+which the other one's index waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One index statement of a revision."""
+
+    name: str
+    table: str
+    rest: str
+
+    def statement(self, how: str = "") -> str:
+        """The statement, with `how` after INDEX."""
+        return f"CREATE INDEX {how}IF NOT EXISTS {self.name} ON {self.table} {self.rest}"
+
+
+def indexes_of(sql: str) -> Iterator[Index]:
+    """The indexes that a revision's SQL makes beside its tables."""
+    for found in _INDEX.finditer(sql):
+        yield Index(found["name"], found["table"], found["rest"].strip())
+
+
+def build_indexes(connection: Any, lock: str, sqls: list[str]) -> list[str]:
+    """Builds those that are missing; returns their names. `connection`: psycopg2's, in autocommit; `lock` names the database's
+    migrations, so that two of them do not build at once."""
+    built: list[str] = []
+    with connection.cursor() as cursor:
+        while not _one(cursor, "SELECT pg_try_advisory_lock(hashtextextended(%s, 1))", lock):
+            time.sleep(_LOOK_AGAIN)
+        try:
+            for index in (index for sql in sqls for index in indexes_of(sql)):
+                if _one(cursor, "SELECT to_regclass(%s) IS NULL", index.table):
+                    continue
+                valid = _one(cursor, "SELECT (SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s))", index.name)
+                if valid:
+                    continue
+                if valid is False:
+                    cursor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {index.name}")
+                cursor.execute(index.statement("CONCURRENTLY "))
+                built.append(index.name)
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 1))", (lock,))
+    return built
+
+
+def _one(cursor: Any, statement: str, value: str) -> Any:
+    cursor.execute(statement, (value,))
+    return cursor.fetchone()[0]

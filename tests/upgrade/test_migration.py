@@ -1,0 +1,126 @@
+"""A database of the version before, with many stubs and producers at work, is brought to today's schema."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.local.postgres import Postgres
+from backstop.schema.build_indexes import indexes_of
+from backstop.schema.migrate import current, head, migrate
+from backstop.schema.revisions import revisions
+
+LONGEST_STALL = 2.0
+"""Seconds that a producer's transaction may wait, on a machine of two cores that also builds the index."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("upgrade")) as server:
+        yield server
+
+
+def run(url: str, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
+    connection = psycopg2.connect(url)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            return list(cursor.fetchall()) if cursor.description else []
+    finally:
+        connection.close()
+
+
+def before(server: Postgres, name: str, stubs: int) -> str:
+    """A producer database as version 0.1.0 made it, with so many stubs."""
+    server.create_database(name)
+    url = server.admin_dsn(name)
+    run(url, revisions("producer")["0001"])
+    run(url, "CREATE TABLE backstop_producer_version (version_num varchar(32) PRIMARY KEY)")
+    run(url, "INSERT INTO backstop_producer_version VALUES ('0001')")
+    run(url, """
+        INSERT INTO message_stub (topic, message_id, content, status, send_count, next_check_at, created_at, ordering_key)
+        SELECT 'orders', md5(n::text), decode(repeat('ab', 300), 'hex'), 'confirmed', 1, now(), now() - n * interval '1 s',
+            CASE WHEN n %% 2 = 0 THEN 'key ' || n / 10 END
+        FROM generate_series(1, %s) n""", (stubs,))  # fmt: skip
+    return url
+
+
+class Producer(threading.Thread):
+    """Records stubs, one transaction each, until it is stopped; remembers the longest."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._url, self._ended = url, threading.Event()
+        self.longest, self.recorded = 0.0, 0
+
+    def run(self) -> None:
+        connection = psycopg2.connect(self._url)
+        while not self._ended.is_set():
+            begun = time.monotonic()
+            with connection, connection.cursor() as cursor:
+                cursor.execute(
+                    "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('live', %s, 'x', now())",
+                    (f"{id(self)} {self.recorded}",),
+                )
+            self.longest = max(self.longest, time.monotonic() - begun)
+            self.recorded += 1
+        connection.close()
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+@pytest.mark.parametrize("stubs", [200_000, pytest.param(3_000_000, marks=pytest.mark.soak)])
+def test_producers_go_on_while_millions_of_stubs_are_indexed(server: Postgres, stubs: int) -> None:
+    url = before(server, f"many_{stubs}", stubs)
+    producers = [Producer(url) for _ in range(2)]
+    for producer in producers:
+        producer.start()
+    begun = time.monotonic()
+    assert migrate(url, "producer") == ["0002"]
+    took = time.monotonic() - begun
+    for producer in producers:
+        producer.end()
+    longest, recorded = max(p.longest for p in producers), sum(p.recorded for p in producers)
+    print(f"{stubs} stubs: migrated in {took:.1f} s, {recorded} recorded meanwhile, the longest in {longest:.2f} s")
+    assert recorded > 0 and longest < LONGEST_STALL
+    assert run(url, "SELECT count(*) FROM message_stub") == [(stubs + recorded,)]
+    assert current(url, "producer") == head("producer")
+
+
+def test_an_index_that_was_interrupted_is_built_again(server: Postgres) -> None:
+    url = before(server, "interrupted", 100)
+    (index, *_) = indexes_of(revisions("producer")["0002"])
+    run(url, index.statement())
+    run(url, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass", (index.name,))
+    migrate(url, "producer")
+    names = [index.name for index in indexes_of(revisions("producer")["0002"])]
+    valid = run(url, "SELECT bool_and(indisvalid), count(*) FROM pg_index WHERE indexrelid::regclass::text = ANY (%s)", (names,))
+    assert valid == [(True, len(names))]
+
+
+def test_two_migrations_at_once_wait_for_each_other_and_never_for_ever(server: Postgres) -> None:
+    url = before(server, "at_once", 20_000)
+    applied: list[list[str]] = []
+    threads = [threading.Thread(target=lambda: applied.append(migrate(url, "producer"))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(applied) == [[], [], ["0002"]]
+
+
+def test_a_database_made_anew_is_the_same_as_one_that_was_upgraded(server: Postgres) -> None:
+    upgraded = before(server, "upgraded", 10)
+    migrate(upgraded, "producer")
+    server.create_database("anew")
+    anew = server.admin_dsn("anew")
+    migrate(anew, "producer")
+    structure = "SELECT indexdef FROM pg_indexes WHERE tablename = 'message_stub' ORDER BY indexname"
+    assert run(upgraded, structure) == run(anew, structure)
