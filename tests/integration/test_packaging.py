@@ -135,6 +135,6 @@ from importlib.metadata import entry_points, version
 print("FACTS" + json.dumps([version("backstop-mq"), plugin.load().name, command.value]))
 """
     version, plugin, command = run(tmp_path / "env", code, AIRFLOW_HOME=str(tmp_path / "home"))
-    assert version == "0.1.0"
+    assert version == "0.2.0"
     assert plugin == "backstop"
     assert command == "backstop.cli:main"
