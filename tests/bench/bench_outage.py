@@ -1,4 +1,4 @@
-"""reconcile.all_due: how fast what piled up in an outage is judged, audited and confirmed, from the first read to the last commit."""
+"""reconcile.all_due: how fast what piled up in an outage is judged, audited and confirmed, first read to last commit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def _once(spark: Any, here: World) -> tuple[float, dict[str, float]]:
     judged = time.perf_counter()
     with tempfile.TemporaryDirectory() as docs:
         for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts"):
-            run_suite(suite, here.connections.url("control"), run.run_id, None, Path(docs), repair_topics=list(here.settings.topics))
+            url, topics = here.connections.url("control"), list(here.settings.topics)
+            run_suite(suite, url, run.run_id, None, Path(docs), repair_topics=topics)
     audited = time.perf_counter()
     counts = promote(here.settings, here.connections, control, run)
     ended = time.perf_counter()

@@ -19,7 +19,8 @@ def obvious_spark_job(spark: SparkSession, here: World) -> int:
     stubs = None
     for shard in SHARDS:
         columns = "topic, message_id, status, next_check_at, sent_at, queue_id, queue_offset"
-        one = _read(spark, here, shard, "message_stub", columns).where("status = 'pending'").where(f.col("next_check_at") <= as_of)
+        every = _read(spark, here, shard, "message_stub", columns)
+        one = every.where("status = 'pending'").where(f.col("next_check_at") <= as_of)
         stubs = one if stubs is None else stubs.union(one)
     assert stubs is not None
     progress = _read(spark, here, "control", "progress", "consumer_group, topic, queue_id, next_offset", by="queue_id")

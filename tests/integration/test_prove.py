@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import system as small
-from system import System
 
+import system as small
 from backstop.errors import ConfigurationError, Unavailable
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
@@ -23,6 +22,7 @@ from backstop.reconcile.prove import Proof
 from backstop.reconcile.run_proof import run_proof
 from backstop.reconcile.sign_proof import verify
 from backstop.runs.run import Run
+from system import System
 
 HOUR = timedelta(hours=1)
 
