@@ -141,9 +141,10 @@ def test_a_run_that_could_not_read_everything_is_incomplete_and_ends_red(control
     assert control.rows("SELECT * FROM duty_lease") == []
 
 
-def test_a_run_with_a_failed_task_is_failed_and_names_it(control: Control) -> None:
+def test_a_run_with_a_failed_task_is_failed_and_names_it_and_ends_red(control: Control) -> None:
     run = opened()
-    assert duty.close(run, ["promote", "audit_requests"])["state"] == "failed"
+    with pytest.raises(AirflowFailException, match="audit_requests, promote"):
+        duty.close(run, ["promote", "audit_requests"])
     state, _, error = control.run(run["run_id"])
     assert state == "failed"
     assert error == "failed tasks: audit_requests, promote"
@@ -151,8 +152,10 @@ def test_a_run_with_a_failed_task_is_failed_and_names_it(control: Control) -> No
 
 def test_a_run_whose_job_missed_a_store_is_incomplete_not_failed(control: Control) -> None:
     run = opened(duty_name="resend")
-    assert duty.close(run, ["claim_publish_settle"], away=True)["state"] == "incomplete"
-    assert control.run(run["run_id"])[2] == "failed tasks: claim_publish_settle"
+    with pytest.raises(AirflowFailException):
+        duty.close(run, ["claim_publish_settle"], away=True)
+    state, _, error = control.run(run["run_id"])
+    assert (state, error) == ("incomplete", "failed tasks: claim_publish_settle")
 
 
 def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(control: Control, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_the_duties_run_through_the_stack_on_its_spark_worker(stack: Stack) -> N
     state = api.wait("reconcile", run, 150)
     assert state == "success", api.task_log("reconcile", run, "judge")[-4000:]
     control = stack.url("duty", "BACKSTOP_DUTY_PASSWORD", "control")
-    assert rows(control, "SELECT duty, state FROM run") == [("reconcile", "done")]
+    assert rows(control, "SELECT duty, state, error FROM run") == [("reconcile", "done", None)]
     assert rows(control, "SELECT requested_by, count(*) FROM resend_request GROUP BY 1") == [("reconcile", 20)]
     with urlopen(f"http://{LOOPBACK}:{stack.port['master-page']}/json/", timeout=10) as page:
         ended = [app["name"] for app in json.load(page)["completedapps"]]

@@ -210,3 +210,10 @@ def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(
     assert not privileges.good
     missing = re.findall(r"(\w+) on ([\w.]+)", privileges.says)
     assert ("UPDATE", "message_stub.next_check_at") in missing and ("INSERT", "send_attempt") in missing
+
+
+def test_the_duties_may_stage_where_nobody_else_may_make_temporary_tables(server: Postgres, logins: dict[str, str]) -> None:
+    statement = "CREATE TEMP TABLE incoming (LIKE staged_verdict) ON COMMIT DROP"
+    run(server.dsn("login_of_backstop_duty", logins["backstop_duty"], "control"), statement)
+    with pytest.raises(errors.InsufficientPrivilege):
+        run(server.dsn("login_of_backstop_reader", logins["backstop_reader"], "control"), statement)

@@ -27,6 +27,12 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     watch_topic, watch_group, watch_shard, watch_finding
     TO backstop_duty;
 GRANT SELECT ON backstop_control_version TO backstop_duty;
+-- Staging goes through a temporary table; PUBLIC may make one only where nobody took that away.
+DO $$
+BEGIN
+    EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO backstop_duty', current_database());
+END
+$$;
 
 -- backstop_reader: pages and people that only look.
 GRANT SELECT ON
