@@ -82,8 +82,10 @@ def bench(full: bool) -> list[Row]:
                     best = min((True, False), key=lambda way: min(_timed(_hand, more, way) for _ in range(2)))
                     ours, theirs = alternating(lambda: judge_once(spark, more), lambda: _timed(_hand, more, best))
                 times = round(median(ours) / median(theirs), 2)
-                rows.append(Row("reconcile.sql", times, "x slower", "<= 3", times <= 3, peer=median(theirs),
-                                rows=large, phases=_phases(), runs=ours, peer_runs=theirs, note=f"hash joins {'on' if best else 'off'}"))  # fmt: skip
+                rows.append(Row(
+                    "reconcile.sql", times, "x slower", "<= 3", times <= 3, peer=median(theirs), rows=large, phases=_phases(),
+                    runs=ours, peer_runs=theirs, note=f"hash joins {'on' if best else 'off'}",
+                ))  # fmt: skip
     finally:
         spark.stop()
     return rows
