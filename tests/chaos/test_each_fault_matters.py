@@ -83,7 +83,7 @@ CASES = {
     "skew_clock": Case(
         [
             *kills("skew_clock", "broker", 24, seconds=26, how="25"),
-            *kills("kill_process", "producer-shop_a", 25, seconds=0.2), *kills("kill_process", "producer-shop_b", 25, seconds=0.2),
+            *kills("kill_process", "producer-shop_a", 25), *kills("kill_process", "producer-shop_b", 25),
             *kills("freeze_process", "shipping-1", 26.5, seconds=21), *kills("freeze_process", "shipping-2", 26.5, seconds=21),
             *kills("cut_link", "producers to broker", 27.5, 30, 32.5, seconds=1.5, how="after the request"),
         ],
