@@ -31,7 +31,7 @@ def bench(full: bool) -> list[Row]:
     spark = start_session("bench", "local[2]")
     try:
         for number in range(RUNS + 1):
-            with world(STUBS, STUBS, all_consumed=True, copied=True) as here, said(f"run {number}"):
+            with world(STUBS, STUBS, every="consumed", copied=True) as here, said(f"run {number}"):
                 spent, found = _once(spark, here)
             if number:
                 rates.append(round(2 * STUBS / spent))

@@ -5,9 +5,9 @@
 CREATE TEMP TABLE made AS
 SELECT n, md5('stub ' || n)::uuid::text AS message_id, 'topic_' || mod(n, 10) AS topic,
     mod(n / 10, 8)::int AS queue_id,
-    CASE WHEN n <= %(due)s AND NOT %(all_consumed)s AND mod(abs(hashint8(n)), 200) IN (0, 1) THEN %(stubs)s / 80 + 100 + n / 80 ELSE n / 80 END AS queue_offset,
+    CASE WHEN n <= %(due)s AND %(all)s::text IS NULL AND mod(abs(hashint8(n)), 200) IN (0, 1) THEN %(stubs)s / 80 + 100 + n / 80 ELSE n / 80 END AS queue_offset,
     n <= %(due)s AS due,
-    CASE WHEN n > %(due)s THEN 'confirmed' WHEN %(all_consumed)s THEN 'consumed'
+    CASE WHEN n > %(due)s THEN 'confirmed' WHEN %(all)s::text IS NOT NULL THEN %(all)s
         WHEN mod(abs(hashint8(n)), 200) IN (0, 1) THEN 'backlogged' WHEN mod(abs(hashint8(n)), 200) IN (2, 3) THEN 'lost'
         WHEN mod(abs(hashint8(n)), 200) = 4 THEN 'stalled' WHEN mod(abs(hashint8(n)), 200) = 5 THEN 'unsent' ELSE 'consumed' END AS kind,
     CASE WHEN n <= %(due)s THEN now() - interval '10 min' - n * (interval '2 days' / %(due)s)

@@ -47,7 +47,7 @@ class World:
     stubs: int
     due: int
     everything_in_one: bool = False
-    all_consumed: bool = False
+    every: str | None = None
 
     def url(self, database: str) -> str:
         return self.postgres.admin_dsn(database)
@@ -66,6 +66,10 @@ class World:
     @property
     def settings(self) -> Settings:
         """Production's policy, nothing switched off."""
+        return self.settings_with()
+
+    def settings_with(self, **changes: Any) -> Settings:
+        """The same with other top-level parts."""
         return Settings.model_validate({
             "control": "control",
             "brokers": {"embedded": {"kind": "redis_streams", "connection": "broker"}},
@@ -75,6 +79,7 @@ class World:
                 group: {"store": f"{group}_db", "duplicates": "guard", "progress": "acknowledged"} for group in GROUPS
             },
             "topics": {topic: {"broker": "embedded", "groups": list(GROUPS), "mode": "repair"} for topic in TOPICS},
+            **changes,
         })  # fmt: skip
 
     @property
@@ -92,14 +97,14 @@ class World:
 
 @contextmanager
 def world(
-    stubs: int, due: int, *, everything_in_one: bool = False, all_consumed: bool = False, copied: bool = False
+    stubs: int, due: int, *, everything_in_one: bool = False, every: str | None = None, copied: bool = False
 ) -> Iterator[World]:
     """The servers over data of this size, made when it is not there or too old.
 
-    `everything_in_one`: also the database in which everything lies together, for the hand-written SQL. `all_consumed`: what
-    is due was all consumed, as after an outage of reconcile. `copied`: over a copy, which is thrown away.
+    `everything_in_one`: also the database in which everything lies together, for the hand-written SQL. `every`: what
+    is due is all of this kind (consumed, as after an outage of reconcile; lost). `copied`: over a copy, which is thrown away.
     """
-    folder = FOLDER / f"{stubs}-{due}{'-one' if everything_in_one else ''}{'-consumed' if all_consumed else ''}"
+    folder = FOLDER / f"{stubs}-{due}{'-one' if everything_in_one else ''}{f'-{every}' if every else ''}"
     made = folder / "made"
     if made.exists() and _age(made) > FRESH.total_seconds():
         shutil.rmtree(folder)
@@ -113,7 +118,7 @@ def world(
         with (postgres.directory / "data" / "postgresql.auto.conf").open("a") as settings:
             settings.write(SERVER)
     with postgres, valkey:
-        here = World(postgres, valkey, stubs, due, everything_in_one, all_consumed)
+        here = World(postgres, valkey, stubs, due, everything_in_one, every)
         if not made.exists():
             with said(f"making {stubs:,} stubs and their logs"):
                 _make(here)
@@ -126,7 +131,7 @@ def world(
         shutil.copytree(folder, copy, copy_function=_copy)
         try:
             with Postgres(copy / "postgres") as postgres, Valkey(copy / "valkey") as valkey:
-                yield World(postgres, valkey, stubs, due, everything_in_one, all_consumed)
+                yield World(postgres, valkey, stubs, due, everything_in_one, every)
         finally:
             shutil.rmtree(copy, ignore_errors=True)
 
@@ -172,7 +177,7 @@ def _fill(here: World, database: str, of: int | None, *, stubs: bool = False, gr
     connection = psycopg2.connect(here.url(database), options="-c synchronous_commit=off")
     with connection, connection.cursor() as cursor:
         cursor.execute(SQL["ids"], {
-            "stubs": here.stubs, "due": here.due, "of": of, "all_consumed": here.all_consumed,
+            "stubs": here.stubs, "due": here.due, "of": of, "all": here.every,
         })
         if stubs:
             cursor.execute(SQL["stubs"], epochs)
