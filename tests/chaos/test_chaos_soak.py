@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from backstop.local.chaos.soak import figures, judge, resident, rss
+from backstop.local.chaos.soak import figures, judge, memory_of
 
 MEBI = 1 << 20
 
@@ -52,11 +52,11 @@ def test_runs_with_nothing_to_do_say_nothing() -> None:
 
 
 def test_the_memory_of_a_process_is_what_it_holds() -> None:
-    before = resident(os.getpid())
+    before = memory_of(os.getpid())
     held = bytearray(64 * MEBI)
     held[:: 4096] = b"x" * len(held[::4096])
-    assert rss(os.getpid()) - before > 48 * MEBI
-    assert rss(None) == 0
+    assert memory_of(os.getpid()) - before > 48 * MEBI
+    assert memory_of(None) == 0
 
 
 def test_the_figures_are_a_page_of_markdown() -> None:

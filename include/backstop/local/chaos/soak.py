@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import sys
@@ -48,23 +47,24 @@ SIZES = (
 )
 
 
-def rss(pid: int | None) -> int:
+def memory_of(pid: int | None) -> int:
     """Bytes of a process and of what it started: with Spark that is a Java machine and its workers."""
-    return sum(resident(one) for one in [pid, *descendants(pid)]) if pid else 0
+    return sum(share(one) for one in [pid, *descendants(pid)]) if pid else 0
 
 
-def resident(pid: int) -> int:
+def share(pid: int) -> int:
+    """Its proportional share: what several processes hold together (PostgreSQL's buffers, forked workers) counts once."""
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0  # it ended between the listing and the reading
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
 
 
 def sample(stage: Stage) -> dict[str, Any]:
     """One look: memory by process, size by table, what is open."""
-    memory = {name: rss(kept.pid) for name, kept in stage.processes.items()}
-    memory |= {f"server {name}": rss(server.program.pid) for name, server in stage.servers.items()}
+    memory = {name: memory_of(kept.pid) for name, kept in stage.processes.items()}
+    memory |= {f"server {name}": memory_of(server.program.pid) for name, server in stage.servers.items()}
     tables = {
         f"{database}.{name}": int(size)
         for server in HOLDS for database in HOLDS[server] for name, size in change(stage.urls[database], SIZES, ())
