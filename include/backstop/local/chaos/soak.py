@@ -58,7 +58,7 @@ def share(pid: int) -> int:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0  # it ended between the listing and the reading
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0) << 10
 
 
 def sample(stage: Stage) -> dict[str, Any]:
