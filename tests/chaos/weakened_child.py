@@ -7,12 +7,17 @@ as it is, only slower where a fault is to hit; so that a fault that is survived 
 from __future__ import annotations
 
 import importlib
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 SLOW_WORK = 0.04
+FROZEN = 30
+"""Seconds: the other worker has taken over, and a run of reconcile has asked for the next number."""
 SLOW_PUBLISH = 0.7
 """Below a second: a worker whose chunk takes longer makes the next one smaller, down to one message."""
 
@@ -116,15 +121,32 @@ def no_clock_is_looked_at() -> None:
     Clocks.within = lambda self, other, allowed: True
 
 
+def frozen_before_publish() -> None:
+    """The first of the two workers stands still once, for long, when the numbers are its own and no copy is out."""
+    from backstop.resend import send_claimed
+
+    plain = send_claimed._has_time
+    frozen: list[float] = []
+
+    def stand_still(worker: Any, claimed: Any, until: float) -> bool:
+        if until < claimed.until and not frozen and sys.argv[3].endswith("/resend.json"):
+            frozen.append(until)
+            subprocess.Popen(["/bin/sh", "-c", f"sleep {FROZEN}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return plain(worker, claimed, until)
+
+    send_claimed._has_time = stand_still
+
+
 def publish_after_the_claim() -> None:
     """A worker that wakes up late goes on where it stood."""
     from backstop.resend import send_claimed
 
-    slow_publish()
-    slowly = send_claimed._has_time
+    frozen_before_publish()
+    stand_still = send_claimed._has_time
 
     def always(worker: Any, claimed: Any, until: float) -> bool:
-        slowly(worker, claimed, until)
+        stand_still(worker, claimed, until)
         return True
 
     send_claimed._has_time = always
@@ -165,8 +187,9 @@ def judge_never_again() -> None:
 SWITCHES: dict[str, Callable[[], None]] = {
     switch.__name__: switch
     for switch in (
-        slow_handler, slow_publish, effect_before_the_log, complete_without_fence, acknowledge_at_receipt, send_again_by_itself,
-        store_whenever_it_comes, no_clock_is_looked_at, publish_after_the_claim, claims_exclude_nobody, judge_never_again,
+        slow_handler, slow_publish, frozen_before_publish, effect_before_the_log, complete_without_fence,
+        acknowledge_at_receipt, send_again_by_itself, store_whenever_it_comes, no_clock_is_looked_at,
+        publish_after_the_claim, claims_exclude_nobody, judge_never_again,
     )
 }  # fmt: skip
 

@@ -40,6 +40,8 @@ CONNECTIONS = {
 """Connection id of backstop.yaml -> database."""
 DEAD_AFTER = 8.0
 """Seconds after which a silent holder of a duty's lease is taken over: above the heartbeat's 5."""
+STANDBY = "resend-2"
+"""A second worker of the same duty, which no fault hits: it takes over from the first when that is silent for too long."""
 WATCH_SECONDS = 0.1
 READY_SECONDS = 120.0
 POLICY = {
@@ -110,7 +112,8 @@ class Stage:
         self._every = dict(every or {})
         self._make_processes()
         for kept in self.processes.values():
-            if kept.name not in without and not kept.name.startswith("producer-"):
+            duty = "resend" if kept.name == STANDBY else kept.name
+            if duty not in without and not kept.name.startswith("producer-"):
                 kept.start()
         for duty in {"reconcile", "resend"}.difference(without):
             # A fault before that would hit nobody.
@@ -175,7 +178,8 @@ class Stage:
                 "broker": self.through("consumers to broker", self.broker_url),
             })  # fmt: skip
         self.add("reconcile", "backstop.local.chaos.duty", self.duty("reconcile"))
-        self.add("resend", "backstop.local.chaos.duty", self.duty("resend"))
+        for name in ("resend", STANDBY):
+            self.add(name, "backstop.local.chaos.duty", self.duty("resend"))
 
     def add(self, name: str, module: str, places: dict[str, Any]) -> Kept:
         folder = self.folder / "processes"
@@ -238,6 +242,6 @@ class Stage:
 
     def stop_duties(self) -> None:
         """Between two runs: each finishes the one it is in."""
-        with ThreadPoolExecutor(2) as pool:
-            for stopped in [pool.submit(self.processes[name].stop) for name in ("reconcile", "resend")]:
+        with ThreadPoolExecutor(3) as pool:
+            for stopped in [pool.submit(self.processes[name].stop) for name in ("reconcile", "resend", STANDBY)]:
                 stopped.result()
