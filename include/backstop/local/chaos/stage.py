@@ -135,8 +135,10 @@ class Stage:
         self._over.set()
         if self._watcher.is_alive():
             self._watcher.join()
-        for kept in self.processes.values():
-            kept.stop()
+        if self.processes:
+            with ThreadPoolExecutor(len(self.processes)) as pool:
+                for stopped in [pool.submit(kept.stop) for kept in self.processes.values()]:
+                    stopped.result()
         self.proxy.close()
         for server in self.servers.values():
             server.thaw()
