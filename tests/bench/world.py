@@ -128,7 +128,7 @@ def world(
     if copied:
         copy = FOLDER / "copy"
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(folder, copy, copy_function=_copy)
+        _copy(folder, copy)
         try:
             with Postgres(copy / "postgres") as postgres, Valkey(copy / "valkey") as valkey:
                 yield World(postgres, valkey, stubs, due, everything_in_one, every)
@@ -136,7 +136,15 @@ def world(
             shutil.rmtree(copy, ignore_errors=True)
 
 
-def _copy(source: str, target: str) -> None:
+def _copy(source: Path, target: Path) -> None:
+    """A folder with its owners, which the servers insist on; copytree alone gives the folders to whoever copies."""
+    shutil.copytree(source, target, copy_function=_copy_file)
+    for folder, _, _ in os.walk(source):
+        owner = os.stat(folder)
+        os.chown(target / Path(folder).relative_to(source), owner.st_uid, owner.st_gid)
+
+
+def _copy_file(source: str, target: str) -> None:
     shutil.copy2(source, target)
     owner = os.stat(source)
     os.chown(target, owner.st_uid, owner.st_gid)
