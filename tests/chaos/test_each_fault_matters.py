@@ -99,7 +99,7 @@ CASES = {
     # The freeze itself is in the child, because it must hit between the numbers taken and the copies out.
     "freeze of a resend": Case(
         kills("stop_server", "broker", 8, 20, seconds=2, how="fast"),
-        "publish_after_the_claim", "resend needless after an unknown outcome", slow="frozen_before_publish", duties=True,
+        "publish_after_the_claim", "copy stored after its time", slow="frozen_before_publish", duties=True,
         seconds=75,
     ),
 }  # fmt: skip
