@@ -7,8 +7,9 @@ what is lost. Nothing is published here: the DAG `resend` does that.
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run and counts what is due; with nothing due all else is skipped. Red: another run is alive (wait for
-  it), or a database is away (bring it back).
+- **open_run** opens the run and counts what is due; with nothing due, or when it was scheduled and the scheduled run before it
+  is still at work, all else is skipped. Red: a run of the same scope is alive (wait for it), or a database is away (bring it
+  back).
 - **judge** reads, looks, decides and stages; it promotes nothing. Red: the last lines of its log say what happened, what was
   not lost and what to do; clear it to judge again.
 - **audit_stubs, audit_logs, audit_verdicts** check what was staged. Red: the button Data Docs shows the check that broke;
@@ -21,7 +22,9 @@ What each task does, and what to do when it is red:
 - **close_run** closes the run, whatever happened. Red: the run could not read everything, and the message names what was
   away; what was judged stays valid.
 
-**By hand**: *Trigger* with `topic` for one topic, `dry_run` to judge and stage without promoting anything.
+**By hand**: *Trigger* with `topic` for one topic, `from` and `to` for the stubs created in a window: it runs beside the scheduled
+one. `dry_run` judges and stages without promoting anything; `no_send` promotes verdicts, cases and statuses, and asks for no
+resend: what it found lost stays due, and the next scheduled run asks.
 
 **Stop**: `backstop pause --all --why ...` stops every resend at once and leaves judging alone; pausing this DAG stops the
 judging.
@@ -52,11 +55,22 @@ SOMETHING_TO_SEND = Asset("backstop_something_to_send")
 
 
 @task(retries=0)
-def open_run(params: dict[str, Any]) -> dict[str, Any]:
+def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """Set-up: the run, its lease and its token; skips everything when nothing is due."""
     from airflow.sdk.exceptions import AirflowSkipException
 
-    opened = duty.open_duty("reconcile", params["topic"], params["dry_run"], duty.reconcile_due)
+    from backstop.errors import RunRefused
+
+    try:
+        opened = duty.open_duty(
+            "reconcile", params["topic"], params["dry_run"], duty.reconcile_due,
+            start=params["from"], end=params["to"], no_send=params["no_send"],
+        )  # fmt: skip
+    except RunRefused as error:
+        # The one at work judges what is due. That it never ends is not hidden: `watch` tells of an overdue duty.
+        if context["dag_run"].run_type == "scheduled":
+            raise AirflowSkipException(error.what) from error
+        raise
     if opened is None:
         raise AirflowSkipException("nothing is due")
     return opened
@@ -99,7 +113,7 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     schedule=every("BACKSTOP_RECONCILE_SCHEDULE", "10m"),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
-    max_active_runs=1,
+    max_active_runs=3,  # a topic or a window by hand need not wait for the scheduled run; leases keep equal scopes apart
     dagrun_timeout=timedelta(hours=3),
     default_args={
         "owner": "backstop",
@@ -109,7 +123,12 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     },
     params={
         "topic": Param(None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"),
+        "from": Param(
+            None, type=["null", "string"], format="date-time", title="From", description="Only stubs created since"
+        ),
+        "to": Param(None, type=["null", "string"], format="date-time", title="To", description="... and before"),
         "dry_run": Param(False, type="boolean", title="Dry run", description="Judge and stage, promote nothing"),
+        "no_send": Param(False, type="boolean", title="No send", description="Promote, but ask for no resend"),
     },
     on_failure_callback=tell_failure,
     tags=["backstop"],

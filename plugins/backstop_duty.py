@@ -28,7 +28,7 @@ SOMETHING_AWAY = "something_away"
 log = logging.getLogger(__name__)
 
 Opened = dict[str, Any]
-"""run_id, token, dry_run, due: what one task hands to the next."""
+"""run_id, token, dry_run, no_send, due: what one task hands to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,18 @@ def going_on(opened: Mapping[str, Any]) -> Iterator[tuple[Room, Run]]:
 
 
 @told
-def open_duty(duty: str, topic: str | None, dry_run: bool, count: Callable[[Room, Run], int]) -> Opened | None:
-    """Opens a run, then counts what is due; null: nothing is due, and the run is recorded as done.
+def open_duty(
+    duty: str, topic: str | None, dry_run: bool, count: Callable[[Room, Run], int],
+    *, start: str | None = None, end: str | None = None, no_send: bool = False,
+) -> Opened | None:  # fmt: skip
+    """Opens a run over a topic (null: all) and the stubs created since `start` and before `end` (null: open); counts what is
+    due. Null: nothing is due, and the run is recorded as done.
 
     Raises RunRefused while another run of this duty and scope lives, and whatever `count` raises: the run is
     then closed as failed (or incomplete, when something did not answer).
     """
+    from datetime import datetime
+
     from backstop.errors import ConfigurationError, Unavailable
     from backstop.records import Counts
     from backstop.runs.run import close_run, open_run
@@ -122,7 +128,9 @@ def open_duty(duty: str, topic: str | None, dry_run: bool, count: Callable[[Room
                 kept="Nothing was started.",
                 next_step=f"Name one of: {', '.join(room.settings.topics)}.",
             )
-        run = open_run(room.control, duty, name_of([topic] if topic else None), room.settings, dry_run=dry_run)
+        since, before = (datetime.fromisoformat(text) if text else None for text in (start, end))
+        scope = name_of([topic] if topic else None, since, before)
+        run = open_run(room.control, duty, scope, room.settings, dry_run=dry_run, no_send=no_send)
         try:
             due = count(room, run)
         except BaseException as error:
@@ -133,7 +141,7 @@ def open_duty(duty: str, topic: str | None, dry_run: bool, count: Callable[[Room
         if due == 0:
             close_run(room.control, run, "done", Counts(due=0))
             return None
-        return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "due": due}
+        return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "no_send": no_send, "due": due}
 
 
 @told
@@ -189,13 +197,11 @@ def reconcile_due(room: Room, run: Run) -> int:
     """Stubs due in the run's scope, after the messages of open cases were looked at again."""
     from backstop.reconcile.count_due import count_due
     from backstop.reconcile.revisit import revisit_cases
-    from backstop.runs.scope import topics_of
-    from backstop.stores.protocol import Scope
+    from backstop.runs.scope import scope_of
 
     if not run.dry_run:
         revisit_cases(room.settings, room.connections, room.control, run)
-    scope = Scope(topics=topics_of(run.scope))
-    due = count_due(room.settings, room.connections, run.as_of, scope)
+    due = count_due(room.settings, room.connections, run.as_of, scope_of(run.scope))
     if due.total == 0:
         due.require_reachable()
     return due.total

@@ -64,8 +64,8 @@ QUERIES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 RUN = """
-    SELECT run_id, duty, scope, state, dry_run, started_at, finished_at, as_of, stage, policy_version,
-    code_version,
+    SELECT run_id, duty, scope, state, dry_run, no_send, started_at, finished_at, as_of, stage,
+    policy_version, code_version,
         counts, phases, error
     FROM run WHERE run_id = %(run_id)s"""
 CHECKS = """

@@ -18,18 +18,16 @@ from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.job import main_of
 from backstop.runs.run import Run, find, keep_alive
-from backstop.runs.scope import topics_of
+from backstop.runs.scope import scope_of
 from backstop.runs.spark_session import start_session
-from backstop.stores.protocol import Scope
 
 
 def run(spark: SparkSession, settings: Settings, connections: Connections, run: Run) -> Counts:
     """Stages the answers for everything due in the run's scope; returns the counts by verdict."""
     control = connect(settings, connections)
-    topics = topics_of(run.scope)
     try:
         with keep_alive(lambda: connect(settings, connections), run):
-            return judge(spark, settings, connections, control, run, Scope(topics=topics), say=lambda at: print(at, flush=True))
+            return judge(spark, settings, connections, control, run, scope_of(run.scope), say=lambda at: print(at, flush=True))
     finally:
         control.close()
 

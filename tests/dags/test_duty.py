@@ -93,7 +93,7 @@ def test_with_nothing_due_the_run_is_recorded_and_everything_else_is_skipped(con
 
 def test_what_travels_between_tasks_is_an_id_a_fencing_token_and_counts(control: Control) -> None:
     run = opened(5)
-    assert set(run) == {"run_id", "token", "dry_run", "due"}
+    assert set(run) == {"run_id", "token", "dry_run", "no_send", "due"}
     assert json.loads(json.dumps(run)) == run
     assert run["token"] == control.rows("SELECT token::text FROM run")[0][0]
 

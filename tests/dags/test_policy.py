@@ -114,7 +114,8 @@ def test_a_dag_says_how_to_run_it_whose_it_is_and_who_is_told(bag: dict[str, Any
 @pytest.mark.parametrize("name", DAGS)
 def test_a_dag_neither_runs_beside_itself_nor_catches_up_nor_hangs(bag: dict[str, Any], name: str) -> None:
     dag = bag["dags"][name]
-    assert dag["max_active_runs"] == 1
+    # Runs of reconcile by hand have scopes of their own; its leases keep equal scopes apart (tests/integration/test_by_hand.py).
+    assert dag["max_active_runs"] == (3 if name == "reconcile" else 1)
     assert dag["catchup"] is False
     assert 0 < dag["timeout"] <= 24 * 3600
     for task in dag["tasks"].values():

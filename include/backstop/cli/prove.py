@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from backstop.cli import context, out
+from backstop.cli.instant import read_instant
 from backstop.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def prove(
 
     with out.progress("prove") as say:
         proof = run_proof(
-            settings, known, start_spark, audit, topic, _instant("--from", start), _instant("--to", end),
+            settings, known, start_spark, audit, topic, read_instant("--from", start), read_instant("--to", end),
             folder=export, formats=FORMATS[form], say=say,
         )  # fmt: skip
     if as_json:
@@ -78,7 +78,7 @@ def prove(
 
 def _show(proof: Proof, asked: str) -> None:
     out.line(proof.sentence)
-    if proof.window.end < _instant("--to", asked):
+    if proof.window.end < read_instant("--to", asked):
         out.line("  The window ends earlier than asked: producers may still commit stubs of the time since.")
     out.table(
         ("group", "standing", "verdict", "reason", "deliveries"),
@@ -106,16 +106,6 @@ def _verify(folder: Path, key: Path | None) -> None:
     if wrong:
         raise typer.Exit(1)
     out.line(f"The proof in {folder} agrees with itself" + (" and with the key." if public else "; no key was given."))
-
-
-def _instant(option: str, text: str) -> datetime:
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        raise _misused(f"{option} {text}: this is no time.", "Write it as 2026-11-21T02:00Z.") from None
-    if instant.tzinfo is None:
-        raise _misused(f"{option} {text}: in which zone?", f"Write {text}Z for UTC, or {text}+01:00.")
-    return instant
 
 
 def _misused(what: str, next_step: str) -> ConfigurationError:

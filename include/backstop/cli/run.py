@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backstop.cli import context, out
+from backstop.cli.instant import read_instant
 
 if TYPE_CHECKING:
     from backstop.resend.work import Listing
@@ -23,7 +24,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing outside 
 @app.command()
 def reconcile(
     topic: Topics = None,
+    start: Annotated[str | None, typer.Option("--from", help="Only stubs created since, as 2026-11-21T02:00Z.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="... and before.")] = None,
     dry_run: DryRun = False,
+    no_send: Annotated[
+        bool, typer.Option("--no-send", help="Promote verdicts, cases and statuses, and ask for no resend.")
+    ] = False,
     local_spark: Annotated[
         bool, typer.Option("--local-spark", help="Spark on this machine, whatever $BACKSTOP_SPARK_MASTER says.")
     ] = False,
@@ -32,13 +38,16 @@ def reconcile(
 ) -> None:
     """Judge everything that is due, promote what passed its checks: confirmed stubs, requests, cases.
 
-    Spark starts only when something is due. Ends with 3 when a store or broker did not answer: the rest was judged.
+    With --topic, --from or --to only what is due of these, beside the scheduled run over everything. Spark starts only when
+    something is due. Ends with 3 when a store or broker did not answer: the rest was judged.
     """
     from backstop.reconcile.run_once import run_once
     from backstop.stores.protocol import Scope
 
     settings, known = context.load_settings(), context.connections()
     _require_topics(settings.topics, topic)
+    since = None if start is None else read_instant("--from", start)
+    before = None if end is None else read_instant("--to", end)
     last: list[int] = []
 
     def start_spark() -> Any:
@@ -54,11 +63,14 @@ def reconcile(
         run_suite(suite, known.url(settings.control), run.run_id, None, docs, repair_topics=repair)
 
     with out.progress("reconcile") as say:
-        counts = run_once(settings, known, start_spark, audit, scope=Scope(topics=topic or None), dry_run=dry_run, say=say)
+        counts = run_once(
+            settings, known, start_spark, audit, scope=Scope(topic or None, since, before),
+            dry_run=dry_run, no_send=no_send, say=say,
+        )  # fmt: skip
     if as_json:
-        out.document({"counts": counts, "run_id": last[0] if last else None, "dry_run": dry_run})
+        out.document({"counts": counts, "run_id": last[0] if last else None, "dry_run": dry_run, "no_send": no_send})
     else:
-        out.line(f"reconcile{' (dry run)' if dry_run else ''}: {counts}")
+        out.line(f"reconcile{' (dry run)' if dry_run else ' (asked for no resend)' if no_send else ''}: {counts}")
         if last:
             out.line(f"  backstop runs show {last[0]}")
 

@@ -14,6 +14,7 @@ from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Counts, Key, LogRow, StubStatus
 from backstop.runs.run import Run, hold
+from backstop.runs.scope import EVERYTHING
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -28,9 +29,12 @@ def find_anomalies(settings: Settings, connections: Connections, control: Any, r
     """Writes table `anomaly`; an unreachable store is left for the next run (its watermark stays).
 
     ORPHAN: no shard has a stub for the log. The stub is committed before the send, so a log that is there can have no stub
-    to come; it is called an orphan only when every shard answered.
+    to come; it is called an orphan only when every shard answered. The watermark is that of the run over everything; a run
+    over less leaves it alone and looks for nothing.
     """
     counts = Counts()
+    if run.scope != EVERYTHING:
+        return counts
     with Sources(settings, connections) as sources:
         for group, owner in settings.groups.items():
             subject = f"anomalies of {group} in {owner.store}"

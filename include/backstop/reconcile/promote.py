@@ -91,6 +91,7 @@ def _promote_control(settings: Settings, control: Any, run: Run) -> Counts:
     """One transaction, which holds the run's token: verdicts, counts, requests and cases appear together or not at all."""
     counts = Counts()
     with control, control.cursor() as cursor:
+        cursor.execute(_SQL["take_turns"])
         hold(cursor, run)
         cursor.execute(_SQL["promote_verdicts"], {"run_id": run.run_id})
         cursor.execute(_SQL["promote_counts"], {"run_id": run.run_id})
@@ -103,6 +104,10 @@ def _promote_control(settings: Settings, control: Any, run: Run) -> Counts:
             asks.extend(ready)
             for kind, member in blocked:
                 members.setdefault((kind, member[1], member[3]), []).append(member)
+        if run.no_send:
+            # Their stubs keep next_check_at: still due, so the next run that may ask judges them again and asks.
+            counts.add("not_asked_for", len(asks))
+            asks = []
         for batch in _batches(asks):
             counts += ask(cursor, batch, run.run_id, ramped_topics(settings))
         cursor.execute(_SQL["findings"], {"run_id": run.run_id})

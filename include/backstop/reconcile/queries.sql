@@ -21,6 +21,9 @@ UPDATE run SET phases = phases || %(phases)s::jsonb WHERE run_id = %(run_id)s;
 INSERT INTO quarantine (store, row_key, reason, topic, message_id, consumer_group, first_run_id) VALUES %s
 ON CONFLICT (store, row_key, reason) DO UPDATE SET last_seen_at = clock_timestamp();
 
+-- name: take_turns: one promotion at a time: two scopes at once could each stay within the blast radius and leave it together
+SELECT set_config('lock_timeout', '0', true), pg_advisory_xact_lock(hashtextextended('backstop promotion', 0));
+
 -- name: promote_verdicts: what the run found of deliveries that are neither CONFIRMED nor WAITING
 INSERT INTO verdict (run_id, shard, topic, message_id, consumer_group, verdict, reason, eligible, send_count, case_kind,
     next_look_at, evidence)
@@ -39,6 +42,7 @@ ON CONFLICT DO NOTHING;
 
 -- name: blast: for each topic and group with eligible deliveries, what the blast radius is measured by
 -- A delivery whose next number somebody already asked for is decided; only reconcile's own requests count as its past.
+-- Of runs beside one another only the first one's confirmed deliveries count: the others may have seen the same ones.
 WITH mine AS (
     SELECT s.topic, s.consumer_group, count(*) FILTER (WHERE q.request_id IS NULL) AS eligible
     FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
@@ -55,6 +59,11 @@ SELECT m.topic, m.consumer_group, m.eligible,
          AND q.created_at >= %(as_of)s - make_interval(secs => windows.seconds)) AS asked_before,
     (SELECT coalesce(sum(c.newly), 0) FROM verdict_count c JOIN run r USING (run_id)
      WHERE c.topic = m.topic AND c.consumer_group = m.consumer_group
+         AND NOT EXISTS (
+             SELECT 1 FROM run o JOIN verdict_count p ON p.run_id = o.run_id
+             WHERE p.topic = c.topic AND p.consumer_group = c.consumer_group AND p.newly > 0 AND o.run_id < r.run_id
+                 AND o.as_of >= %(as_of)s - make_interval(secs => windows.seconds)
+                 AND coalesce(o.finished_at, 'infinity') > r.as_of)
          AND r.as_of >= %(as_of)s - make_interval(secs => windows.seconds)) AS newly_confirmed
 FROM mine m
 JOIN unnest(%(topics)s::text[], %(groups)s::text[], %(seconds)s::float8[]) AS windows (topic, consumer_group, seconds)
@@ -132,6 +141,7 @@ DELETE FROM staged_verdict WHERE run_id = %(run_id)s;
 SELECT DISTINCT m.topic, m.message_id
 FROM case_member m JOIN case_file c USING (case_id)
 WHERE c.state IN ('open', 'decided') AND c.kind IN ('exhausted', 'refused') AND c.closed_at IS NULL
+    AND (%(topics)s::text[] IS NULL OR m.topic = ANY (%(topics)s::text[]))
 ORDER BY 1, 2;
 
 -- name: reached: how far a reader in time order has got

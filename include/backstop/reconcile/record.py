@@ -21,11 +21,13 @@ def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
     brokers = {look.topic: look.broker for look in looks.groups.values()}
     for topic, queues in looks.queues.items():
         for queue_id, queue in queues.items():
-            where = {"broker": brokers[topic], "topic": topic, "queue_id": queue_id, "epoch": queue.epoch}
+            where = {
+                "broker": brokers[topic], "topic": topic, "queue_id": queue_id, "epoch": queue.epoch, "run_id": run.run_id,
+            }  # fmt: skip
             cursor.execute(_SQL["end_epoch"], where)
             cursor.execute(_SQL["record_epoch"], {
                 **where, "accepted": queue.accepted, "first_offset": queue.state.first_offset,
-                "next_offset": queue.state.next_offset, "read_at": queue.state.read_at, "run_id": run.run_id,
+                "next_offset": queue.state.next_offset, "read_at": queue.state.read_at,
             })  # fmt: skip
     for look in looks.groups.values():
         for queue_id, progress in look.live.items():

@@ -13,6 +13,7 @@ from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Counts, Key, StubStatus, Verdict
 from backstop.runs.run import Run, hold
+from backstop.runs.scope import topics_of
 from backstop.stores.protocol import StubOutcome
 from backstop.verdicts.judge import Judge
 
@@ -21,11 +22,12 @@ _BATCH = 1_000
 
 
 def revisit_cases(settings: Settings, connections: Connections, control: Any, run: Run) -> Counts:
-    """Confirms exhausted stubs whose deliveries are all done by now; returns how many were looked at and confirmed."""
+    """Confirms exhausted stubs of the run's topics whose deliveries are all done by now; returns how many were looked at and
+    confirmed."""
     counts = Counts()
     with control, control.cursor() as cursor:
         hold(cursor, run)
-        cursor.execute(_SQL["members_of_open_cases"])
+        cursor.execute(_SQL["members_of_open_cases"], {"topics": topics_of(run.scope)})
         keys = iter([Key(topic, message_id) for topic, message_id in cursor.fetchall()])
     with Judge(settings, connections, control) as judge:
         while batch := list(islice(keys, _BATCH)):

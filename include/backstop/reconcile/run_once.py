@@ -17,7 +17,7 @@ from backstop.reconcile.promote import promote
 from backstop.reconcile.revisit import revisit_cases
 from backstop.records import Counts
 from backstop.runs.control import connect
-from backstop.runs.run import Run, close_run, keep_alive, open_run
+from backstop.runs.run import DEAD_AFTER, Run, close_run, keep_alive, open_run
 from backstop.runs.scope import name_of
 from backstop.stores.protocol import Scope
 
@@ -30,20 +30,21 @@ Audit = Callable[[Run, str], None]
 
 def run_once(
     settings: Settings, connections: Connections, start_spark: Callable[[], SparkSession], audit: Audit,
-    *, scope: Scope | None = None, dry_run: bool = False, dead_after: timedelta = timedelta(minutes=2),
+    *, scope: Scope | None = None, dry_run: bool = False, no_send: bool = False, dead_after: timedelta = DEAD_AFTER,
     say: Callable[[str], None] = lambda _: None,
 ) -> Counts:  # fmt: skip
     """Judges everything due in `scope` and promotes it; safe to run twice and beside another run.
 
-    A dry run judges and stages, and promotes nothing. `start_spark` is called only when something is due. Raises what went
-    wrong after the run was closed with it.
+    A dry run judges and stages, and promotes nothing; with `no_send` all is promoted, but no resend is asked for.
+    `start_spark` is called only when something is due. Raises what went wrong after the run was closed with it.
     """
     control = connect(settings, connections)
     scope = scope or Scope()
     try:
         run = open_run(
-            control, "reconcile", name_of(scope.topics), settings, dry_run=dry_run, dead_after=dead_after
-        )
+            control, "reconcile", name_of(scope.topics, scope.created_from, scope.created_to), settings,
+            dry_run=dry_run, dead_after=dead_after, no_send=no_send,
+        )  # fmt: skip
         try:
             with keep_alive(lambda: connect(settings, connections), run):
                 counts, missed = _steps(settings, connections, control, run, scope, start_spark, audit, say)

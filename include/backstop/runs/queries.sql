@@ -9,8 +9,8 @@ WHERE duty = %(duty)s AND scope = %(scope)s
 FOR UPDATE;
 
 -- name: insert_run: a new run; as_of is this database's clock
-INSERT INTO run (duty, scope, token, dry_run, policy_version, code_version)
-VALUES (%(duty)s, %(scope)s, %(token)s, %(dry_run)s, %(policy_version)s, %(code_version)s)
+INSERT INTO run (duty, scope, token, dry_run, no_send, policy_version, code_version)
+VALUES (%(duty)s, %(scope)s, %(token)s, %(dry_run)s, %(no_send)s, %(policy_version)s, %(code_version)s)
 RETURNING run_id, as_of;
 
 -- name: take_free_lease: nobody held it; changes no row when somebody was faster
@@ -21,6 +21,13 @@ ON CONFLICT (duty, scope) DO NOTHING;
 -- name: take_over_lease: the holder is dead
 UPDATE duty_lease SET token = %(token)s, run_id = %(run_id)s, heartbeat_at = clock_timestamp()
 WHERE duty = %(duty)s AND scope = %(scope)s;
+
+-- name: drop_dead_leases: runs of the duty over other scopes that died; one whose transaction is under way is left alone
+DELETE FROM duty_lease WHERE (duty, scope) IN (
+    SELECT d.duty, d.scope FROM duty_lease d
+    WHERE d.duty = %(duty)s AND d.scope <> %(scope)s AND d.heartbeat_at < clock_timestamp() - %(dead_after)s
+    FOR UPDATE SKIP LOCKED)
+RETURNING run_id;
 
 -- name: abandon_run: a run that was taken over can never be anything else any more
 UPDATE run
@@ -54,6 +61,6 @@ SET state = %(state)s, finished_at = clock_timestamp(), heartbeat_at = clock_tim
 WHERE run_id = %(run_id)s AND finished_at IS NULL;
 
 -- name: find: an open run by its id and token
-SELECT r.duty, r.scope, r.as_of, r.dry_run
+SELECT r.duty, r.scope, r.as_of, r.dry_run, r.no_send
 FROM run r JOIN duty_lease l USING (run_id)
 WHERE r.run_id = %(run_id)s AND r.token::text = %(token)s AND l.token = r.token AND r.finished_at IS NULL;

@@ -41,21 +41,26 @@ class Run:
     duty: str
     scope: str
     dry_run: bool = False
+    no_send: bool = False
+    """Judges and promotes, and asks for no resend."""
 
     def _where(self) -> dict[str, Any]:
         return {"duty": self.duty, "scope": self.scope, "token": self.token, "run_id": self.run_id}
 
 
 def open_run(
-    conn: Any, duty: str, scope: str, settings: Settings, dry_run: bool = False, dead_after: timedelta = DEAD_AFTER
-) -> Run:
+    conn: Any, duty: str, scope: str, settings: Settings, dry_run: bool = False, dead_after: timedelta = DEAD_AFTER,
+    no_send: bool = False,
+) -> Run:  # fmt: skip
     """Opens and commits a run of `duty` over `scope` ('*': everything).
 
-    Raises RunRefused while another one lives; one that has been silent for `dead_after` is taken over and abandoned.
+    Raises RunRefused while another one of exactly this scope lives; one that has been silent for `dead_after` is taken over
+    and abandoned. Runs of other scopes go on beside it; those silent for DEAD_AFTER are abandoned, because nobody else may
+    ever ask for their scope again.
     """
     token = str(uuid.uuid4())
     where: dict[str, Any] = {
-        "duty": duty, "scope": scope, "token": token, "dry_run": dry_run,
+        "duty": duty, "scope": scope, "token": token, "dry_run": dry_run, "no_send": no_send,
         "policy_version": settings.version, "code_version": __version__,
     }  # fmt: skip
     try:
@@ -73,9 +78,12 @@ def open_run(
                 cursor.execute(_SQL["take_free_lease"], {**where, "run_id": run_id})
                 if cursor.rowcount == 0:
                     raise _refused(duty, scope, "a run that began at the same moment")
+            cursor.execute(_SQL["drop_dead_leases"], {**where, "dead_after": max(dead_after, DEAD_AFTER)})
+            for (dead,) in cursor.fetchall():
+                cursor.execute(_SQL["abandon_run"], {"run_id": dead, "by": run_id})
     except pg.LockNotAvailable:
         raise _refused(duty, scope, "a run whose transaction has not ended yet") from None
-    return Run(run_id, token, as_of, duty, scope, dry_run)
+    return Run(run_id, token, as_of, duty, scope, dry_run, no_send)
 
 
 def find(conn: Any, run_id: int, token: str) -> Run:
@@ -85,8 +93,8 @@ def find(conn: Any, run_id: int, token: str) -> Run:
         row = cursor.fetchone()
     if row is None:
         raise _lost(run_id)
-    duty, scope, as_of, dry_run = row
-    return Run(run_id, token, as_of, duty, scope, dry_run)
+    duty, scope, as_of, dry_run, no_send = row
+    return Run(run_id, token, as_of, duty, scope, dry_run, no_send)
 
 
 def hold(cursor: Any, run: Run) -> None:

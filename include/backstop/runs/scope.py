@@ -1,7 +1,8 @@
 """The name of a run's scope, by which runs of the same scope exclude one another, and what it stands for.
 
-'*' is everything; a JSON list names topics; a JSON object also a window of creation times. Names may hold any character, so
-they are not joined.
+Only equal scopes exclude one another: a topic or a window may be judged by hand beside the run over everything, because
+whatever two runs do twice is done once (see docs/adr/0015). '*' is everything; a JSON list names topics; a JSON object also a
+window of creation times. Names may hold any character, so they are not joined.
 """
 
 from __future__ import annotations
@@ -10,13 +11,21 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 
+from backstop.errors import ConfigurationError
 from backstop.stores.protocol import Scope
 
 EVERYTHING = "*"
 
 
 def name_of(topics: Sequence[str] | None, created_from: datetime | None = None, created_to: datetime | None = None) -> str:
-    """The name of these topics (null or none: all) and of this window (null: open)."""
+    """The name of these topics (null or none: all) and of this window (null: open).
+
+    ConfigurationError for an instant without a zone, and for a window that ends before it begins.
+    """
+    if any(one is not None and one.tzinfo is None for one in (created_from, created_to)):
+        raise _no_window("An instant of the window has no zone.", "Write it as 2026-11-21T02:00Z.")
+    if created_from is not None and created_to is not None and created_from >= created_to:
+        raise _no_window("The window ends before it begins.", "Name the earlier instant first.")
     names = sorted(set(topics)) if topics else None
     if created_from is None and created_to is None:
         return json.dumps(names, ensure_ascii=False) if names else EVERYTHING
@@ -38,6 +47,10 @@ def topics_of(name: str) -> list[str] | None:
     """The topics of a scope; null: all."""
     topics = scope_of(name).topics
     return None if topics is None else list(topics)
+
+
+def _no_window(what: str, next_step: str) -> ConfigurationError:
+    return ConfigurationError(what, kept="Nothing was started.", next_step=next_step)
 
 
 def _text(instant: datetime | None) -> str | None:

@@ -40,13 +40,18 @@ WHERE decision = 'discard' AND topic = ANY (%(topics)s);
 -- name: control_clock: the one clock that as_of is read from
 SELECT clock_timestamp();
 
--- name: end_epoch: the present life of a queue is over
+-- name: end_epoch: the present life of a queue is over, unless a run that began after this one saw it
 UPDATE queue_epoch SET present = false
-WHERE broker = %(broker)s AND topic = %(topic)s AND queue_id = %(queue_id)s AND present AND epoch <> %(epoch)s;
+WHERE broker = %(broker)s AND topic = %(topic)s AND queue_id = %(queue_id)s AND present AND epoch <> %(epoch)s
+    AND coalesce(read_run_id, 0) <= %(run_id)s;
 
 -- name: record_epoch: what a run saw of a queue; the offsets before become the previous ones
+-- Nothing while a later run's look says that the queue lives another life.
 INSERT INTO queue_epoch (broker, topic, queue_id, epoch, accepted, first_offset, next_offset, read_at, read_run_id)
-VALUES (%(broker)s, %(topic)s, %(queue_id)s, %(epoch)s, %(accepted)s, %(first_offset)s, %(next_offset)s, %(read_at)s, %(run_id)s)
+SELECT %(broker)s, %(topic)s, %(queue_id)s, %(epoch)s, %(accepted)s, %(first_offset)s, %(next_offset)s, %(read_at)s, %(run_id)s
+WHERE NOT EXISTS (
+    SELECT 1 FROM queue_epoch
+    WHERE broker = %(broker)s AND topic = %(topic)s AND queue_id = %(queue_id)s AND present AND epoch <> %(epoch)s)
 ON CONFLICT (broker, topic, queue_id, epoch) DO UPDATE SET
     present = true,
     previous_next_offset = queue_epoch.next_offset, previous_read_at = queue_epoch.read_at,
@@ -54,19 +59,27 @@ ON CONFLICT (broker, topic, queue_id, epoch) DO UPDATE SET
     read_at = excluded.read_at, read_run_id = excluded.read_run_id;
 
 -- name: record_regression: a group's offset went back within one epoch
+-- Of two runs beside one another either may have looked first: only what had ended before this run began can be gone back on.
 INSERT INTO anomaly (kind, subject, topic, consumer_group, detail, first_run_id)
 SELECT 'REGRESSION', concat_ws('/', %(group)s::text, %(topic)s::text, %(queue_id)s::text, %(epoch)s::text, next_offset::text),
     %(topic)s, %(group)s, 'queue ' || %(queue_id)s::text || ' from ' || next_offset || ' to ' || %(next_offset)s::text, %(run_id)s
 FROM progress
 WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s AND queue_id = %(queue_id)s
     AND epoch = %(epoch)s AND next_offset > %(next_offset)s
+    AND EXISTS (
+        SELECT 1 FROM run o JOIN run m ON m.run_id = %(run_id)s
+        WHERE o.run_id = progress.run_id AND (o.run_id = m.run_id OR o.finished_at <= m.as_of))
 ON CONFLICT (kind, subject) DO UPDATE SET times = anomaly.times + 1, last_seen_at = clock_timestamp();
 
--- name: record_progress: how far a group had got in a queue when this run looked
+-- name: record_progress: how far a group had got in a queue when this run looked; of runs beside one another, the farther
 INSERT INTO progress (consumer_group, broker, topic, queue_id, epoch, next_offset, passed_until, retry_pending, recorded_at, run_id)
 VALUES (%(group)s, %(broker)s, %(topic)s, %(queue_id)s, %(epoch)s, %(next_offset)s, %(passed_until)s, %(retry_pending)s, %(recorded_at)s, %(run_id)s)
 ON CONFLICT (consumer_group, broker, topic, queue_id, epoch) DO UPDATE SET
-    next_offset = excluded.next_offset, passed_until = excluded.passed_until, retry_pending = excluded.retry_pending,
+    next_offset = CASE WHEN EXISTS (
+            SELECT 1 FROM run o JOIN run m ON m.run_id = excluded.run_id
+            WHERE o.run_id = progress.run_id AND (o.run_id = m.run_id OR o.finished_at <= m.as_of))
+        THEN excluded.next_offset ELSE greatest(progress.next_offset, excluded.next_offset) END,
+    passed_until = excluded.passed_until, retry_pending = excluded.retry_pending,
     recorded_at = excluded.recorded_at, run_id = excluded.run_id;
 
 -- name: record_history: the same, kept for settled progress

@@ -120,7 +120,10 @@ WHERE EXISTS (
         SELECT 1 FROM progress_history AS h
         WHERE h.consumer_group = p.consumer_group AND h.broker = p.broker AND h.topic = p.topic
           AND h.queue_id = p.queue_id AND h.epoch = p.epoch
-          AND h.recorded_at < p.recorded_at AND h.next_offset > p.next_offset)
+          AND h.recorded_at < p.recorded_at AND h.next_offset > p.next_offset
+          AND EXISTS (
+              SELECT 1 FROM run AS o JOIN run AS m ON m.run_id = p.run_id
+              WHERE o.run_id = h.run_id AND (o.run_id = m.run_id OR o.finished_at <= m.as_of)))
   AND NOT EXISTS (
         SELECT 1 FROM anomaly AS a
         WHERE a.kind = 'REGRESSION' AND a.consumer_group = p.consumer_group AND a.topic = p.topic

@@ -1,0 +1,22 @@
+"""Reads an instant that a person typed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from backstop.errors import ConfigurationError
+
+
+def read_instant(option: str, text: str) -> datetime:
+    """`text` as ISO 8601 with its zone; ConfigurationError names the option and says how to write it."""
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise _misused(f"{option} {text}: this is no time.", "Write it as 2026-11-21T02:00Z.") from None
+    if instant.tzinfo is None:
+        raise _misused(f"{option} {text}: in which zone?", f"Write {text}Z for UTC, or {text}+01:00.")
+    return instant
+
+
+def _misused(what: str, next_step: str) -> ConfigurationError:
+    return ConfigurationError(what, kept="Nothing was read.", next_step=next_step)
