@@ -362,6 +362,18 @@ def test_a_send_whose_outcome_cannot_be_stored_is_not_called_failed(
     assert stub(producer)["attempt_token"] == recorded.token, "its recovery is by deadline"
 
 
+def test_a_settle_that_the_database_refuses_is_no_failed_send(producer: Database, broker: RedisStreams) -> None:
+    # As with the grants of the version before, which lack a column: the message is out, and must not be sent again by hand.
+    recorded = committed(producer)
+    producer.run("CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE insufficient_privilege; END'")
+    producer.run("CREATE TRIGGER refuse BEFORE UPDATE ON message_stub FOR EACH ROW EXECUTE FUNCTION refuse()")
+    try:
+        sent = send(recorded, broker, producer.connect)
+    finally:
+        producer.run("DROP FUNCTION refuse CASCADE")
+    assert (sent.state, sent.settled, stored(broker)) == (SendState.SENT, False, [ID])
+
+
 def test_many_are_recorded_and_sent_in_batches(producer: Database, broker: RedisStreams) -> None:
     names = [f"m{number:04}" for number in range(1200)]
     connection = producer.connect()

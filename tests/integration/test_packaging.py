@@ -121,7 +121,7 @@ print("FACTS" + json.dumps({
     assert not [entry for entry in facts["path"] if entry.rstrip("/").endswith(("/include", "/plugins"))
                 and entry.startswith(str(ROOT))]  # fmt: skip
     assert "reconcile.py" in facts["jobs"]
-    assert facts["pages"] == ["/backstop"]
+    assert facts["pages"] == ["/backstop", "/backstop-metrics"]
     assert facts["loaded"] == []
 
 

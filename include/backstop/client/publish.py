@@ -15,7 +15,7 @@ from typing import Any
 from backstop.brokers.protocol import Broker, Receipt
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.stub_writer import Recorded
-from backstop.errors import ContractBroken, StoreUnavailable
+from backstop.errors import ContractBroken
 from backstop.named_sql import load
 from backstop.records import SEND_HEADER, Key
 from backstop.run_sql import rows
@@ -145,9 +145,9 @@ def _send_batch(
     settled: set[Key] = set()
     try:
         settled = settle(ready, receipts, store, broker_name=broker_name)
-    except StoreUnavailable as error:
-        # The messages are out; only their outcome is not stored, and Backstop treats it as unknown.
-        # Raising here would tell the caller that the send failed.
+    except Exception as error:  # noqa: BLE001 - whatever the driver raises (a missing privilege, too), the messages are out
+        # Only their outcome is not stored, and Backstop treats it as unknown. Raising here would tell the caller that the
+        # send failed, and who sends again by hand sends twice.
         log.warning("%d sends have no stored outcome. %s", len(ready), error)
     ended = {
         one.message.key: Sent(
