@@ -203,6 +203,8 @@ WHERE s.topic = h.topic AND s.message_id = h.message_id
 RETURNING s.topic, s.message_id;
 
 -- name: settle: how each attempt ended, only where its token is still the stub's; the stub and its attempt together
+-- The token is compared so that only the key finds the row: by `=` the planner takes the small index of attempts under way
+-- and reads all of it for each key, the square of the batch. A given token is never null, and a null one matches nothing.
 WITH given AS (
     SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(tokens)s::uuid[],
             %(outcomes)s::text[], %(brokers)s::text[], %(queue_ids)s::integer[], %(queue_offsets)s::bigint[],
@@ -214,7 +216,8 @@ WITH given AS (
     FROM (SELECT * FROM given ORDER BY topic, message_id) g
     CROSS JOIN LATERAL (
         SELECT m.topic, m.message_id, m.attempt_groups, m.attempt_requested_by FROM message_stub m
-        WHERE m.topic = g.topic AND m.message_id = g.message_id AND m.attempt_token = g.token
+        WHERE m.topic = g.topic AND m.message_id = g.message_id AND g.token IS NOT NULL
+            AND m.attempt_token IS NOT DISTINCT FROM g.token
         FOR UPDATE) s
 ), settled AS (
     UPDATE message_stub s SET
@@ -234,7 +237,7 @@ WITH given AS (
     FROM held h
     JOIN given g ON g.topic = h.topic AND g.message_id = h.message_id
     WHERE s.topic = h.topic AND s.message_id = h.message_id
-        AND s.attempt_token = g.token AND s.send_count = g.send_number
+        AND g.token IS NOT NULL AND s.attempt_token IS NOT DISTINCT FROM g.token AND s.send_count = g.send_number
     RETURNING s.topic, s.message_id, s.send_count, s.attempted_at, h.attempt_groups, h.attempt_requested_by,
         g.outcome, g.queue_id, g.queue_offset, g.queue_epoch, g.broker_message_id, g.error
 ), written AS (
