@@ -122,11 +122,11 @@ SELECT coalesce(max(run_id), 0) FROM run WHERE duty = %(duty)s AND scope = '*' A
 -- name: unsaid_alert: an alert, unless a channel has taken it
 SELECT dedup_key, severity, title, body FROM alert WHERE dedup_key = %(dedup_key)s AND delivered_at IS NULL;
 
--- name: unsaid_alerts: alerts of the watch and of failed duties that no channel has taken
+-- name: unsaid_alerts: alerts that no channel has taken: of the watch, of failed duties, of cases; the gravest first
 SELECT dedup_key, severity, title, body FROM alert
-WHERE (starts_with(dedup_key, 'watch/') OR starts_with(dedup_key, 'duty/')) AND delivered_at IS NULL
-    AND created_at >= clock_timestamp() - interval '1 day'
-ORDER BY alert_id
+WHERE delivered_at IS NULL
+    AND (severity = 'critical' OR created_at >= clock_timestamp() - interval '1 day')
+ORDER BY severity <> 'critical', alert_id
 LIMIT 20;
 
 -- name: said: a channel has taken it

@@ -46,9 +46,10 @@ class Window:
 
 
 def answer(
-    window: Window, stubs: int, counts: list[Counted], broken: int, missed: Mapping[str, str]
+    window: Window, stubs: int, owed: int, counts: list[Counted], broken: int, missed: Mapping[str, str]
 ) -> tuple[Answer, str]:
-    """The answer and its sentence. `stubs`: all that were read; `broken`: rows that break their contract."""
+    """The answer and its sentence. `stubs`: all that were read; `owed`: those that some group owes; `broken`: rows that break
+    their contract."""
     by_standing: dict[str, int] = {}
     for one in counts:
         by_standing[one.standing] = by_standing.get(one.standing, 0) + one.deliveries
@@ -57,6 +58,8 @@ def answer(
     gaps = [f"{name}: {why}" for name, why in sorted(missed.items())]
     if broken:
         gaps.append(f"{broken:,} stubs break their contract and were not judged")
+    if unowed := stubs - broken - owed:
+        gaps.append(f"{unowed:,} stubs are owed by no group, so nobody's log can tell of them")
     if unknown := by_standing.get("unknown", 0):
         gaps.append(f"{unknown:,} deliveries could not be judged")
     if not_proven := by_standing.get("not_proven", 0):

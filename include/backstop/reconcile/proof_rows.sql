@@ -6,9 +6,10 @@
 SELECT j.shard, j.topic, j.message_id, j.consumer_group,
     CASE
         WHEN j.verdict = 'VOIDED' THEN 'withdrawn'
+        WHEN j.verdict = 'CONFIRMED' AND j.missing = 'log_invalid' THEN 'unknown'
         WHEN j.verdict = 'CONFIRMED' AND j.received AND j.log_state = 'CONSUMED' THEN 'done'
         WHEN j.verdict = 'CONFIRMED' AND j.missing = 'log_purged' AND NOT j.received THEN 'confirmed_earlier'
-        WHEN j.verdict = 'CONFIRMED' AND j.missing IN ('logs_unread', 'log_invalid', 'clock_skew') THEN 'unknown'
+        WHEN j.verdict = 'CONFIRMED' AND j.missing IN ('logs_unread', 'clock_skew') THEN 'unknown'
         WHEN j.verdict = 'CONFIRMED' THEN 'not_proven'
         WHEN j.verdict IN ('LOST', 'UNSENT', 'EXHAUSTED') THEN 'lost'
         WHEN j.verdict = 'UNKNOWN' THEN 'unknown'

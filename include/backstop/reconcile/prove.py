@@ -107,7 +107,7 @@ def prove(
         for row in rows.where("standing = 'lost'").orderBy("message_id", "consumer_group").limit(LOST_SHOWN).collect()
     ]
     total = sum(stubs.values())
-    said, sentence = answer(window, total, counts, broken, applied.missed)
+    said, sentence = answer(window, total, owed, counts, broken, applied.missed)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     written, digest = write_export(_tables(rows), folder or Path(), formats if folder is not None else ())

@@ -48,7 +48,7 @@ FROM resend_request r
 WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = ANY (%(topics)s)
     AND (NOT r.held OR %(with_held)s) AND (%(ids)s::text[] IS NULL OR r.message_id = ANY (%(ids)s::text[]))
     AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (r.topic, '*'))
-    AND NOT EXISTS (SELECT 1 FROM resend_batch b WHERE b.batch_id = r.batch_id AND b.state = 'stopped')
+    AND NOT EXISTS (SELECT 1 FROM resend_batch b WHERE b.batch_id = r.batch_id AND b.state IN ('stopped', 'given_up'))
 GROUP BY r.topic, r.shard
 ORDER BY min(r.not_before), r.topic, r.shard;
 
@@ -72,7 +72,7 @@ WITH due AS MATERIALIZED (
     WHERE r.state = 'open' AND NOT r.held AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
         AND (%(ids)s::text[] IS NULL OR r.message_id = ANY (%(ids)s::text[]))
         AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (%(topic)s, '*'))
-        AND NOT EXISTS (SELECT 1 FROM resend_batch b WHERE b.batch_id = r.batch_id AND b.state = 'stopped')
+        AND NOT EXISTS (SELECT 1 FROM resend_batch b WHERE b.batch_id = r.batch_id AND b.state IN ('stopped', 'given_up'))
     ORDER BY r.not_before, r.request_id
     LIMIT %(limit)s
     FOR UPDATE OF r SKIP LOCKED

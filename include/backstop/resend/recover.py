@@ -90,8 +90,8 @@ def end_of(
     """What the shard says of a request left behind (pure); null: leave it, its number may still be under way.
 
     An attempt that ended tells by itself, whatever the claim's deadline: the number is used up. A number that
-    was not taken is free again once the claim is over. The attempts were read before the stub: a number that
-    ended in between is found the next time.
+    was not taken is free again once the claim is over. The stub was read before the attempts: a number that
+    ended in between tells by its attempt.
     """
     ended = next((a for a in attempts if a.send_number == one.send_number), None)
     if ended is not None:

@@ -1,6 +1,6 @@
 """After a consumer's database was restored: what earlier runs confirmed since the backup is judged again.
 
-    stubs confirmed since the backup -> pending, due now |
+    stubs confirmed or exhausted since the backup -> pending, due now |
 
 Their logs may be gone together with the work that they told of. What the database still shows as done is confirmed again;
 the rest is lost by the rule, and a person is asked first when it is much.
@@ -15,7 +15,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, Unavailable
 from backstop.records import Counts
-from backstop.restore.paused import require_paused
+from backstop.restore.paused import require_quiet
 from backstop.verdicts.sources import Sources
 
 
@@ -31,10 +31,12 @@ def restore_consumer(settings: Settings, connections: Connections, control: Any,
             f"There is no consumer database {store!r}.", kept="Nothing was changed.",
             next_step=f"Name one of: {', '.join(settings.consumers)}.",
         )  # fmt: skip
-    require_paused(control)
+    require_quiet(control)
     groups = [name for name, group in settings.groups.items() if group.store == store]
     topics = sorted({topic for group in groups for topic in settings.topics_of(group)})
     counts = Counts()
+    # The shards' clocks may differ from the one that `since` was read from.
+    since -= max(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
     with Sources(settings, connections) as sources:
         for shard in settings.producers:
             try:

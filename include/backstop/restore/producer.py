@@ -16,8 +16,8 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError
 from backstop.named_sql import load
-from backstop.records import Counts, Key
-from backstop.restore.paused import require_paused
+from backstop.records import Counts, Key, Outcome
+from backstop.restore.paused import require_quiet
 from backstop.stores.protocol import Handed, StubStore
 from backstop.verdicts.sources import Sources
 
@@ -35,7 +35,7 @@ def restore_producer(settings: Settings, connections: Connections, control: Any,
             f"There is no shard {shard!r}.", kept="Nothing was changed.",
             next_step=f"Name one of: {', '.join(settings.producers)}.",
         )  # fmt: skip
-    require_paused(control)
+    require_quiet(control)
     counts = Counts()
     with Sources(settings, connections) as sources:
         store = sources.shard(shard)
@@ -62,8 +62,8 @@ def _raise_numbers(control: Any, store: StubStore, shard: str, since: datetime, 
             return
         after = rows[-1][0]
         handed = sorted(
-            (Handed(Key(topic, message_id), number, groups, f"request {request_id}", at)
-             for request_id, topic, message_id, number, groups, at in rows),
+            (Handed(Key(topic, message_id), number, groups, f"request {request_id}", at, Outcome(outcome))
+             for request_id, topic, message_id, number, groups, at, outcome in rows),
             key=lambda one: (one.key, one.send_number),
         )  # fmt: skip
         counts.add("numbers", len(handed))

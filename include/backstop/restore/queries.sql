@@ -3,14 +3,25 @@
 -- name: paused: whether every topic is paused
 SELECT EXISTS (SELECT 1 FROM pause WHERE topic = '*');
 
+-- name: alive: runs that may still promote or send
+SELECT l.duty || ' ' || l.run_id FROM duty_lease l
+WHERE l.duty IN ('reconcile', 'resend') AND l.heartbeat_at > clock_timestamp() - interval '2 minutes'
+ORDER BY 1;
+
+-- name: forget_staged: what runs decided from the database as it was, and have not promoted yet; it is judged again
+DELETE FROM staged_stub;
+
 -- name: claimed: requests whose claim has not run out
 SELECT count(*) FROM resend_request WHERE state = 'claimed' AND claim_deadline > clock_timestamp();
 
 -- name: handed_out: the send numbers of one shard that were, or may have been, handed out since an instant, in pages
--- A claimed request whose worker is gone may have taken its number.
-SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.updated_at
+-- A claimed request whose worker is gone may have taken its number, whenever it was claimed, and sent until its claim ended.
+SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups,
+    CASE WHEN r.state = 'claimed' THEN r.claim_deadline ELSE r.updated_at END AS at,
+    CASE WHEN r.state = 'refused' THEN 'refused' ELSE 'unknown' END AS outcome
 FROM resend_request r
-WHERE r.shard = %(shard)s AND r.state IN ('claimed', 'sent', 'refused', 'unknown') AND r.updated_at >= %(since)s
+WHERE r.shard = %(shard)s
+    AND (r.state = 'claimed' OR (r.state IN ('sent', 'refused', 'unknown') AND r.updated_at >= %(since)s))
     AND r.request_id > %(after)s
 ORDER BY r.request_id
 LIMIT %(limit)s;

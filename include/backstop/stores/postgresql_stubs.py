@@ -274,10 +274,10 @@ class PostgresStubs:
     def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
         rows = [
             (*one.key, one.send_number, None if one.groups is None else json.dumps(list(one.groups), ensure_ascii=False),
-             one.requested_by, one.at)
+             one.requested_by, one.at, str(one.outcome))
             for one in handed
         ]  # fmt: skip
-        names = ("topics", "message_ids", "send_numbers", "groups", "requested_by", "ats")
+        names = ("topics", "message_ids", "send_numbers", "groups", "requested_by", "ats", "outcomes")
         return self._changed("raise_numbers", columns(rows, names)) if rows else set()
 
     def reopen(self, topics: Sequence[str], since: datetime) -> int:

@@ -292,6 +292,8 @@ WITH decided AS (
         SELECT m.topic, m.message_id FROM message_stub m
         WHERE m.topic = d.topic AND m.message_id = d.message_id
             AND m.status = d.old_status AND m.send_count = d.send_count
+            -- A person who allowed more sends since the run looked changed neither status nor count: not exhausted after all.
+            AND (d.new_status <> 'exhausted' OR m.status = 'exhausted' OR m.updated_at <= %(as_of)s::timestamptz)
         FOR UPDATE) s
 )
 UPDATE message_stub s SET
@@ -327,8 +329,8 @@ RETURNING topic;;
 -- name: raise_numbers: after a restore, numbers that were handed out before it are not handed out again; one statement
 WITH handed AS (
     SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(groups)s::jsonb[],
-            %(requested_by)s::text[], %(ats)s::timestamptz[])
-        AS h (topic, message_id, send_number, groups, requested_by, at)
+            %(requested_by)s::text[], %(ats)s::timestamptz[], %(outcomes)s::text[])
+        AS h (topic, message_id, send_number, groups, requested_by, at, outcome)
 ), held AS MATERIALIZED (
     SELECT s.topic, s.message_id, s.send_count
     FROM (SELECT topic, message_id, max(send_number) AS most FROM handed GROUP BY 1, 2 ORDER BY 1, 2) h
@@ -340,13 +342,16 @@ WITH handed AS (
     INSERT INTO send_attempt (topic, message_id, send_number, groups, requested_by, started_at, outcome, error)
     SELECT h.topic, h.message_id, h.send_number,
         CASE WHEN jsonb_typeof(h.groups) = 'array' THEN ARRAY(SELECT jsonb_array_elements_text(h.groups)) END,
-        h.requested_by, h.at, 'unknown', 'handed out before the database was restored; how it ended is not known any more'
+        h.requested_by, h.at, h.outcome, 'handed out before the database was restored; where it went is not known any more'
     FROM handed h JOIN held l USING (topic, message_id)
     WHERE h.send_number > l.send_count
     ON CONFLICT (topic, message_id, send_number) DO NOTHING
 )
 UPDATE message_stub s SET
     send_count = n.most, attempted_at = greatest(s.attempted_at, n.last_at), sent_at = NULL,
+    refusals = s.refusals + (
+        SELECT count(*) FROM handed r
+        WHERE r.topic = l.topic AND r.message_id = l.message_id AND r.send_number > l.send_count AND r.outcome = 'refused'),
     queue_id = NULL, queue_offset = NULL, queue_epoch = NULL, broker_message_id = NULL, updated_at = clock_timestamp()
 FROM held l
 JOIN (SELECT topic, message_id, max(send_number) AS most, max(at) AS last_at FROM handed GROUP BY 1, 2) n
@@ -354,17 +359,19 @@ JOIN (SELECT topic, message_id, max(send_number) AS most, max(at) AS last_at FRO
 WHERE s.topic = l.topic AND s.message_id = l.message_id
 RETURNING s.topic, s.message_id;
 
--- name: reopen: after a restore of a consumer's database, a page of stubs confirmed since is pending and due; by key
--- A page is found by walking the key once; what a run confirmed before the backup has its logs in the backup.
+-- name: reopen: after a restore of a consumer's database, a page of stubs closed since is pending and due; by key
+-- A page is found by walking the key once. A promotion writes updated_at after the run has read the logs: what was closed
+-- before the backup was read in logs that the backup has.
 WITH page AS MATERIALIZED (
-    SELECT m.topic, m.message_id, m.status = 'confirmed' AND m.judged_at >= %(since)s::timestamptz AS again
+    SELECT m.topic, m.message_id,
+        m.status IN ('confirmed', 'exhausted') AND m.updated_at >= %(since)s::timestamptz AS again
     FROM message_stub m
     WHERE (m.topic, m.message_id) > (%(after_topic)s::text, %(after_id)s::text) AND m.topic = ANY (%(topics)s::text[])
     ORDER BY m.topic, m.message_id
     LIMIT %(limit)s
 ), held AS MATERIALIZED (
     SELECT m.topic, m.message_id FROM page p JOIN message_stub m USING (topic, message_id)
-    WHERE p.again AND m.status = 'confirmed'
+    WHERE p.again AND m.status IN ('confirmed', 'exhausted')
     ORDER BY m.topic, m.message_id
     FOR UPDATE OF m
 ), reopened AS (

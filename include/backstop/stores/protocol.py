@@ -147,6 +147,8 @@ class Handed:
     requested_by: str
     at: datetime
     """No later than this its copy was stored, if it was."""
+    outcome: Outcome = Outcome.UNKNOWN
+    """REFUSED when the broker certainly does not have it; else UNKNOWN: where it went is not known any more."""
 
 
 class StubStore(Protocol):
@@ -232,11 +234,12 @@ class StubStore(Protocol):
 
     def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
         """After a restore: send_count becomes at least the highest of a key's numbers, and each of them that is above it now
-        is recorded as an unknown attempt; returns the keys raised. Keys under way are left alone."""
+        is recorded as an attempt; returns the keys raised. Keys under way are left alone."""
         ...
 
     def reopen(self, topics: Sequence[str], since: datetime) -> int:
-        """After a restore of somebody else: stubs of these topics confirmed by a run since then are pending and due."""
+        """After a restore of somebody else: stubs of these topics that a run closed since then (confirmed or exhausted) are
+        pending and due."""
         ...
 
     def void(self, key: Key) -> bool:

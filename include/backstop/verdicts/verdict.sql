@@ -1,6 +1,6 @@
 -- The rule: one verdict for every delivery, first match wins.
 --
--- Portable: Spark evaluates this text over millions of deliveries, PostgreSQL over one. Instants and durations are
+-- Portable: Spark evaluates this text over millions of deliveries, DuckDB over those asked for by key. Instants and durations are
 -- microseconds (bigint). In:
 --   instant         as_of: the one instant of the control database at the start of the run
 --   delivery        a row of deliveries.sql and its group's log row (log_answered: the primary answered for the key)
