@@ -44,7 +44,9 @@ def tell_failure(context: dict[str, Any]) -> None:
 
 
 def tell_unsaid(settings: Any, connections: Any, conn: Any) -> int:
-    """Posts the watch's alerts, and notices that could not be delivered before; returns how many were taken."""
+    """Posts the watch's alerts, and notices that could not be delivered before; returns how many were taken.
+
+    One that the webhook refuses does not hold back those after it; the next look tries it again."""
     from backstop.health.outbox import said, unsaid
 
     url = webhook(settings, connections)
@@ -53,10 +55,9 @@ def tell_unsaid(settings: Any, connections: Any, conn: Any) -> int:
         text = f"{alert.title}. {alert.body}"
         log.warning("backstop: %s", text)
         notice = {"duty": "watch", "severity": alert.severity, "title": alert.title, "key": alert.key, "text": text}
-        if not _deliver(str(url), notice):
-            break  # the next look tries again
-        said(conn, alert)
-        taken += 1
+        if _deliver(str(url), notice):
+            said(conn, alert)
+            taken += 1
     return taken
 
 

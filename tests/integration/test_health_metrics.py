@@ -149,14 +149,16 @@ class Hook:
     def __init__(self) -> None:
         self.taken: list[dict[str, str]] = []
         self.answers = 204
+        self.refuses = ""
         hook = self
 
         class Taker(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if hook.answers < 300:
+                answer = 422 if hook.refuses and body.get("key") == hook.refuses else hook.answers
+                if answer < 300:
                     hook.taken.append(body)
-                self.send_response(hook.answers)
+                self.send_response(answer)
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
@@ -206,9 +208,12 @@ def test_what_the_webhook_did_not_take_is_told_by_the_next_watch(world: World, h
 
     assert backstop_notify.tell_unsaid(load(), world.connections, world.conn) == 0
     hook.answers = 204
+    hook.refuses = "watch/1/critical"
     assert backstop_notify.tell_unsaid(load(), world.connections, world.conn) == 2
+    hook.refuses = ""
+    assert backstop_notify.tell_unsaid(load(), world.connections, world.conn) == 1
     assert backstop_notify.tell_unsaid(load(), world.connections, world.conn) == 0
-    assert [notice.get("key") for notice in hook.taken] == ["duty/reconcile/failed/0", "watch/1/critical"]
+    assert [notice.get("key") for notice in hook.taken] == ["case/1", "duty/reconcile/failed/0", "watch/1/critical"]
 
 
 def test_without_the_control_database_a_failure_is_told_all_the_same(

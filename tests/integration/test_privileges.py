@@ -89,7 +89,7 @@ def test_a_duty_can_do_all_that_the_store_of_stubs_does(server: Postgres, logins
         assert store.claim([Claim(KEY, 1, TOKEN, ["billing"], "r", 60, 60, 5, 5, True)]) == {KEY}
         assert store.settle([Settlement(KEY, 1, TOKEN, Outcome.SENT, Position(0, 0, "e"))]) == {KEY}
         assert store.recover(5) == []
-        assert store.promote([StubOutcome(KEY, "pending", "exhausted", 1, None)], now) == 1
+        assert store.promote([StubOutcome(KEY, "pending", "exhausted", 1, None)], datetime.now(UTC)) == 1
         assert store.raise_max_sends(KEY, 9) and store.void(KEY)
         assert len(store.stubs([KEY])) == len(store.attempts([KEY])) == len(store.contents([KEY])) == 1
         assert all(finding.good for finding in store.check()), store.check()
