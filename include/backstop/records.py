@@ -120,6 +120,10 @@ class Message:
     def key(self) -> Key:
         return Key(self.topic, self.message_id)
 
+    def with_headers(self, headers: Mapping[str, str]) -> Message:
+        """The same message with other headers."""
+        return Message(self.topic, self.message_id, self.content, headers, self.tag, self.partition_key)
+
 
 @dataclass(frozen=True, slots=True)
 class Stub:

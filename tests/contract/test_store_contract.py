@@ -376,7 +376,7 @@ def test_an_attempt_that_is_not_the_callers_is_not_settled(
 ) -> None:
     claim = claimed(world, store)
     before = world.stub()
-    ended = replace(Settlement(KEY, 2, claim.token, Outcome.SENT, Position(2, 40, "e")), **changes)
+    ended = Settlement(KEY, 2, claim.token, Outcome.SENT, Position(2, 40, "e"))._replace(**changes)
     assert store.settle([ended]) == set()
     assert (world.stub(), world.attempts()) == (before, [])
 

@@ -37,7 +37,7 @@ from backstop.resend.policy import (
 from backstop.resend.publish import as_copy
 from backstop.resend.recover import LeftBehind, end_of
 from backstop.resend.settle import FOR_GOOD, end_of_send
-from backstop.verdicts.judge import Judged
+from backstop.verdicts.judge import Told
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = Key("orders", "o:1%")
@@ -45,11 +45,11 @@ POLICY = Policy()
 GUARDED = {"billing": "guard", "shipping": "guard"}
 
 
-def judged(group: str, verdict: Verdict, eligible: bool = False, next_look: datetime | None = None) -> Judged:
-    return Judged("shop_a", *KEY, group, "pending", 1, 0, 5, verdict, "reason", eligible, None, next_look, {})
+def judged(group: str, verdict: Verdict, eligible: bool = False, next_look: datetime | None = None) -> Told:
+    return Told(group, verdict, "reason", eligible, next_look)
 
 
-def decided(*deliveries: Judged, asked: tuple[str, ...] | None = None, by: str = "reconcile",
+def decided(*deliveries: Told, asked: tuple[str, ...] | None = None, by: str = "reconcile",
             duplicates: dict[str, str] = GUARDED,
             age: timedelta = timedelta(minutes=5)) -> object:  # fmt: skip
     return decide(

@@ -7,7 +7,7 @@ Budget, send number, canary and rate hold as for everybody: a person's request o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from backstop.records import Key
 from backstop.resend.policy import Postpone, Send, decide
 from backstop.resend.request import Ask, ask, duplicates_of, ramped_topics, route_for
 from backstop.runs.run import Run, hold
-from backstop.verdicts.judge import Judge, Judged, Judgement
+from backstop.verdicts.judge import Judge, Judgement
 
 _SQL = load("backstop.resend", "queries.sql")
 _BATCH = 1_000
@@ -90,20 +90,15 @@ def _look(
             f"The present state could not be read: {', '.join(sorted(seen.unreachable))} did not answer.",
             kept="Nothing was asked for.", next_step="Bring it back, then send the list again.",
         )  # fmt: skip
-    by_key: dict[Key, list[Judged]] = {}
-    for judged in seen.judged:
-        by_key.setdefault(judged.key, []).append(judged)
     for message_id in ids:
         if message_id in open_already:
             yield Listed(message_id, "a request for it is open already", sendable=True)
         else:
-            yield _answer(settings, seen, Key(topic, message_id), by_key, who, why)
+            yield _answer(settings, seen, Key(topic, message_id), who, why)
 
 
-def _answer(
-    settings: Settings, seen: Judgement, key: Key, by_key: Mapping[Key, list[Judged]], who: str, why: str
-) -> Listed:
-    shards, judged = seen.shards_of.get(key, []), by_key.get(key, [])
+def _answer(settings: Settings, seen: Judgement, key: Key, who: str, why: str) -> Listed:
+    shards, judged = seen.shards_of.get(key, []), seen.told.get(key, ())
     if not shards:
         return Listed(key.message_id, "no shard has it")
     if len(shards) > 1:

@@ -1,8 +1,6 @@
-"""Claims requests in the control database, judges their messages again, and takes the send numbers from the
-shards.
+"""Claims requests in the control database, and takes the send numbers of those to send from the shards.
 
-    due requests -> claimed until a deadline | judged again by key -> a decision each -> send_count moves, or
-    superseded |
+    due requests -> claimed until a deadline | judged again (judge_again.py) -> send_count moves, or superseded |
 
 The bars are commits, first of the control database, then of the producer's. A worker that dies in between
 loses nothing: its claim runs out, and the send count tells whether the number was taken.
@@ -22,21 +20,11 @@ from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.records import Key
-from backstop.resend.policy import (
-    RECONCILE,
-    Decision,
-    NotNeeded,
-    Postpone,
-    Send,
-    backoff,
-    decide,
-    expected_queue_delay,
-)
-from backstop.resend.request import duplicates_of
+from backstop.resend.policy import RECONCILE, Decision, Send, backoff, expected_queue_delay
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import topics_of
 from backstop.stores.protocol import Claim, StubStore
-from backstop.verdicts.judge import Judge, Judged, Judgement
+from backstop.verdicts.judge import Judge
 
 _SQL = load("backstop.resend", "queries.sql")
 _LONGEST_WAIT = 1.0
@@ -190,46 +178,6 @@ def look_at_requests(worker: Worker, lot: Lot, cut: datetime, after: int, limit:
             },
         )  # fmt: skip
         return [_request(row) for row in cursor.fetchall()]
-
-
-def judge_again(
-    worker: Worker, lot: Lot, requests: Sequence[Request]
-) -> tuple[dict[int, Decision], Judgement]:
-    """What each request comes to, by a fresh look at its message on the primaries; decisions by request id.
-
-    Raises nothing for what does not answer: see the judgement's `unreachable`; what needs it is postponed.
-    """
-    judgement = worker.judge.judgement([request.key for request in requests])
-    by_key: dict[Key, list[Judged]] = {}
-    for one in judgement.judged:
-        by_key.setdefault(one.key, []).append(one)
-    broker = worker.judge.sources.broker(worker.broker_name(lot.topic))
-    duplicates, policy = duplicates_of(worker.settings, lot.topic), worker.policy(lot.topic)
-    own_retry_topic = broker.capabilities.has_retry_topic_per_group
-    lowest: dict[Key, int] = {}
-    for request in requests:
-        lowest[request.key] = min(request.send_number, lowest.get(request.key, request.send_number))
-    decisions: dict[int, Decision] = {}
-    later = judgement.as_of + policy.recheck
-    for request in requests:
-        shards = judgement.shards_of.get(request.key, [])
-        if len(shards) > 1:
-            decisions[request.request_id] = Postpone(
-                later, f"broken contract: on several shards: {', '.join(shards)}"
-            )
-        elif shards != [lot.shard]:
-            decisions[request.request_id] = NotNeeded(f"shard {lot.shard} has no such stub")
-        elif request.send_number != lowest[request.key]:
-            decisions[request.request_id] = Postpone(
-                later, "an earlier number of the same message is under way"
-            )
-        else:
-            decisions[request.request_id] = decide(
-                request.groups, request.requested_by, by_key.get(request.key, []), as_of=judgement.as_of,
-                created_at=judgement.stubs[request.key].created_at, policy=policy, duplicates=duplicates,
-                own_retry_topic=own_retry_topic,
-            )  # fmt: skip
-    return decisions, judgement
 
 
 def take_numbers(

@@ -8,7 +8,6 @@ is random.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,7 +15,7 @@ from typing import Literal
 
 from backstop.config.policy import Policy
 from backstop.records import Key, Verdict
-from backstop.verdicts.judge import Judged
+from backstop.verdicts.judge import Told
 
 Route = Literal["topic", "group"]
 
@@ -68,7 +67,7 @@ def backoff(n: int, key: Key, policy: Policy) -> timedelta:
     The jitter comes from the message and the number, so that a rerun decides the same. It only adds: the wait
     stays above attempt_timeout + max_clock_skew, which the constraint on backoff_base is there for.
     """
-    text = json.dumps([key.topic, key.message_id, n])
+    text = f"{n} {len(key.topic)} {key.topic}{key.message_id}"
     share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
     return policy.backoff(n) * (1 + policy.backoff_jitter * share)
 
@@ -109,7 +108,7 @@ def choose_route(
 
 
 def decide(
-    asked: Sequence[str] | None, requested_by: str, judged: Sequence[Judged], *,
+    asked: Sequence[str] | None, requested_by: str, judged: Sequence[Told], *,
     as_of: datetime, created_at: datetime, policy: Policy,
     duplicates: Mapping[str, str], own_retry_topic: bool,
 ) -> Decision:  # fmt: skip
@@ -143,13 +142,13 @@ def decide(
     return NotNeeded(_say(done) or "no group owes it")
 
 
-def _may_send(one: Judged, person: bool) -> bool:
+def _may_send(one: Told, person: bool) -> bool:
     if person:
         return one.verdict not in _DONE and one.verdict not in _WAIT
     return one.eligible
 
 
-def _waits(one: Judged, duplicates: Mapping[str, str]) -> bool:
+def _waits(one: Told, duplicates: Mapping[str, str]) -> bool:
     if one.verdict is Verdict.STALLED:
         # The broker may still redeliver it. A group that takes no duplicates is a person's to decide, not
         # ours to keep.
@@ -157,5 +156,5 @@ def _waits(one: Judged, duplicates: Mapping[str, str]) -> bool:
     return one.verdict in _WAIT
 
 
-def _say(judged: Sequence[Judged]) -> str:
+def _say(judged: Sequence[Told]) -> str:
     return ", ".join(sorted(f"{one.consumer_group} {one.verdict} ({one.reason})" for one in judged))

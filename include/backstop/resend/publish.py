@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 
 from backstop.brokers.protocol import Broker, Receipt
 from backstop.records import GROUPS_HEADER, SEND_HEADER, Key, Message, Outcome
@@ -21,7 +20,7 @@ def as_copy(message: Message, send_number: int, groups: tuple[str, ...] | None) 
     headers[SEND_HEADER] = str(send_number)
     if groups is not None:
         headers[GROUPS_HEADER] = json.dumps(list(groups), ensure_ascii=False)
-    return replace(message, headers=headers)
+    return message.with_headers(headers)
 
 
 def publish(

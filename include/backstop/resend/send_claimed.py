@@ -17,7 +17,8 @@ from time import monotonic
 from backstop.brokers.protocol import Broker
 from backstop.errors import BrokerUnavailable, StoreUnavailable
 from backstop.records import Counts, RequestState
-from backstop.resend.claim import Claimed, Worker, is_paused, judge_again, take_numbers
+from backstop.resend.claim import Claimed, Worker, is_paused, take_numbers
+from backstop.resend.judge_again import judge_again
 from backstop.resend.order import ask_people, keep_order
 from backstop.resend.policy import Decision, Send
 from backstop.resend.publish import not_published, publish

@@ -28,10 +28,10 @@ from backstop.resend.claim import (
     Worker,
     claim_requests,
     find_due,
-    judge_again,
     look_at_requests,
     measure_queue_delay,
 )
+from backstop.resend.judge_again import judge_again
 from backstop.resend.order import keep_order
 from backstop.resend.policy import Decision, NotNeeded, Postpone, Send
 from backstop.resend.ramp import advance_batches

@@ -24,6 +24,7 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 from psycopg2.sql import Composable
 
+from backstop.array_literal import array_literal
 from backstop.errors import StoreUnavailable
 from backstop.records import Key
 
@@ -243,9 +244,10 @@ def storable_keys(keys: Iterable[Key]) -> list[Key]:
     return [key for key in dict.fromkeys(keys) if storable(key.topic) and storable(key.message_id)]
 
 
-def columns(rows: Sequence[Sequence[object]], names: Sequence[str]) -> dict[str, list[Any]]:
+def columns(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, str]:
     """Rows as one array a column, for `unnest`; every name gets an array, also without rows."""
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    turned = zip(*rows, strict=True) if rows else [()] * len(names)
+    return {name: array_literal(column) for name, column in zip(names, turned, strict=True)}
 
 
 def _cut_line(connection: Connection) -> None:

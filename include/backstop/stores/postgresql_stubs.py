@@ -194,33 +194,13 @@ class PostgresStubs:
         if not claims:
             return set()
         rows = [
-            (
-                *claim.key,
-                claim.send_number,
-                claim.token,
-                None if claim.groups is None else json.dumps(list(claim.groups), ensure_ascii=False),
-                claim.requested_by,
-                claim.attempt_seconds,
-                claim.next_check_seconds,
-                claim.max_sends,
-                claim.max_refusals,
-                claim.only_when_due,
-            )
-            for claim in claims
+            (*key, number, token, None if groups is None else json.dumps(list(groups), ensure_ascii=False), *terms)
+            for key, number, token, groups, *terms in claims
         ]
         names = (
-            "topics",
-            "message_ids",
-            "send_numbers",
-            "tokens",
-            "groups",
-            "requested_by",
-            "attempt_seconds",
-            "next_check_seconds",
-            "max_sends",
-            "max_refusals",
-            "only_when_due",
-        )
+            "topics", "message_ids", "send_numbers", "tokens", "groups", "requested_by", "attempt_seconds",
+            "next_check_seconds", "max_sends", "max_refusals", "only_when_due",
+        )  # fmt: skip
         return self._changed("claim", columns(rows, names))
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
@@ -334,7 +314,10 @@ def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
         yield rows[start : start + _CHUNK]
 
 
-def _texts(headers: dict[str, Any]) -> dict[str, str]:
+def _texts(document: str) -> dict[str, str]:
+    if document == "{}":
+        return {}
+    headers = json.loads(document)
     # Headers are text to text by contract; another program's number or list travels as its JSON.
     return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in headers.items()}
 

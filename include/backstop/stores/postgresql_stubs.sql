@@ -153,7 +153,7 @@ LEFT JOIN LATERAL (
     LIMIT 1) a ON true;
 
 -- name: contents: by key, what to publish
-SELECT s.topic, s.message_id, s.content, s.headers, s.tag, s.ordering_key
+SELECT s.topic, s.message_id, s.content, s.headers::text, s.tag, s.ordering_key
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
 CROSS JOIN LATERAL (
     SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from backstop.brokers.protocol import Finding
 from backstop.records import Attempt, Key, LogRow, Message, Outcome, Position, Stub
@@ -66,8 +66,7 @@ class Scope:
     created_to: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """Hands out one send number: send_count becomes `send_number` only where it is one less, the stub is pending,
     no attempt is under way, the budget is not used and, if `only_when_due`, next_check_at has come."""
 
@@ -86,8 +85,7 @@ class Claim:
     only_when_due: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """How the attempt with this token ended. Applied only where the token is still the stub's."""
 
     key: Key

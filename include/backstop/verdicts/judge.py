@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -50,6 +50,16 @@ class Judged:
         return Key(self.topic, self.message_id)
 
 
+class Told(NamedTuple):
+    """What a decision needs of one delivery's verdict."""
+
+    consumer_group: str
+    verdict: Verdict
+    reason: str
+    eligible: bool
+    next_look_at: datetime | None
+
+
 @dataclass(frozen=True, slots=True)
 class Promise:
     """What a judgement saw of a stub."""
@@ -82,6 +92,33 @@ class Judgement:
         return [_judged(row) for row in self.judged_table.to_pylist()]
 
     @cached_property
+    def told(self) -> dict[tuple[str, str], tuple[Told, ...]]:
+        """The verdicts of each message's deliveries, by key, without what they rest on: the quick way through a batch."""
+        names = ("topic", "message_id", "consumer_group", "verdict", "reason", "eligible", "next_look_at")
+        columns = (self.judged_table.column(name).to_pylist() for name in names)
+        # Most deliveries of a batch are told the same: one record for each thing told.
+        same: dict[tuple[Any, ...], Told] = {}
+        by_key: dict[tuple[str, str], tuple[Told, ...]] = {}
+        for topic, message_id, *what in zip(*columns, strict=True):
+            said = tuple(what)
+            if said not in same:
+                group, verdict, reason, eligible, next_look_at = said
+                same[said] = Told(group, Verdict(verdict), reason, eligible, instant(next_look_at))
+            by_key[topic, message_id] = (*by_key.get((topic, message_id), ()), same[said])
+        return by_key
+
+    @cached_property
+    def created_at(self) -> dict[tuple[str, str], datetime]:
+        """When each message was recorded, by key; of a message on several shards the first one's stub."""
+        found: dict[tuple[str, str], datetime] = {}
+        columns = (self.stub_table.column(name).to_pylist() for name in ("topic", "message_id", "created_at"))
+        for topic, message_id, created in zip(*columns, strict=True):
+            at = instant(created)
+            assert at is not None  # the column is NOT NULL, and a stub without it is quarantined
+            found.setdefault((topic, message_id), at)
+        return found
+
+    @cached_property
     def stubs(self) -> dict[Key, Promise]:
         """Each message's promise; of a message on several shards the first one's, which was judged."""
         found: dict[Key, Promise] = {}
@@ -95,12 +132,12 @@ class Judgement:
         return found
 
     @cached_property
-    def shards_of(self) -> dict[Key, list[str]]:
-        """Every shard that has the message: more than one breaks the contract."""
-        shards: dict[Key, list[str]] = {}
+    def shards_of(self) -> dict[tuple[str, str], list[str]]:
+        """Every shard that has the message, by key: more than one breaks the contract."""
+        shards: dict[tuple[str, str], list[str]] = {}
         columns = (self.stub_table.column(name).to_pylist() for name in ("topic", "message_id", "shard"))
         for topic, message_id, shard in zip(*columns, strict=True):
-            shards.setdefault(Key(topic, message_id), []).append(shard)
+            shards.setdefault((topic, message_id), []).append(shard)
         return shards
 
     @cached_property

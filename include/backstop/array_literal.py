@@ -1,0 +1,38 @@
+"""Writes a list of values as PostgreSQL's text of an array, so that the driver quotes one string instead of every value.
+
+With arrays of thousands of keys the driver's own way costs more time than the statement's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+
+def array_literal(values: Sequence[str | bytes | int | float | datetime | None]) -> str:
+    """The text of an array, for a parameter that the statement casts (`%(ids)s::text[]`); raises TypeError for other types."""
+    try:
+        inside = '","'.join(values)  # type: ignore[arg-type]
+    except TypeError:
+        inside = ""
+    # Texts without a quote or a backslash, which most are, need no look at each of them.
+    if inside and "\\" not in inside and inside.count('"') == 2 * (len(values) - 1):
+        return f'{{"{inside}"}}'
+    return f"{{{','.join(map(_element, values))}}}"
+
+
+def _element(value: str | bytes | int | float | datetime | None) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, datetime):
+        return f'"{value.isoformat()}"'
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f'"\\\\x{bytes(value).hex()}"'
+    raise TypeError(f"{type(value).__name__} is no element of an array")

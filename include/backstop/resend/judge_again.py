@@ -1,0 +1,50 @@
+"""Judges the messages of claimed requests again, by a fresh look on the primaries: what does each request come to?
+
+Of thousands of messages in a batch most are in the same situation; each situation is decided once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backstop.resend.claim import Lot, Request, Worker
+from backstop.resend.policy import RECONCILE, Decision, NotNeeded, Postpone, decide
+from backstop.resend.request import duplicates_of
+from backstop.verdicts.judge import Judgement
+
+
+def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[dict[int, Decision], Judgement]:
+    """What each request comes to; decisions by request id.
+
+    Raises nothing for what does not answer: see the judgement's `unreachable`; what needs it is postponed.
+    """
+    judgement = worker.judge.judgement([request.key for request in requests])
+    told, shards_of, created_at = judgement.told, judgement.shards_of, judgement.created_at
+    broker = worker.judge.sources.broker(worker.broker_name(lot.topic))
+    duplicates, policy = duplicates_of(worker.settings, lot.topic), worker.policy(lot.topic)
+    own_retry_topic = broker.capabilities.has_retry_topic_per_group
+    later, too_old = judgement.as_of + policy.recheck, judgement.as_of - policy.replay_horizon
+    lowest: dict[tuple[str, str], int] = {}
+    for request in requests:
+        lowest[request.key] = min(request.send_number, lowest.get(request.key, request.send_number))
+    decisions: dict[int, Decision] = {}
+    decided: dict[object, Decision] = {}
+    for request in requests:
+        shards = shards_of.get(request.key, [])
+        if len(shards) > 1:
+            decisions[request.request_id] = Postpone(later, f"broken contract: on several shards: {', '.join(shards)}")
+        elif shards != [lot.shard]:
+            decisions[request.request_id] = NotNeeded(f"shard {lot.shard} has no such stub")
+        elif request.send_number != lowest[request.key]:
+            decisions[request.request_id] = Postpone(later, "an earlier number of the same message is under way")
+        else:
+            created, deliveries = created_at[request.key], told.get(request.key, ())
+            # Everything that `decide` reads of a message: two with the same of it are decided alike.
+            situation = (request.groups, request.requested_by == RECONCILE, deliveries, created <= too_old)
+            if situation not in decided:
+                decided[situation] = decide(
+                    request.groups, request.requested_by, deliveries, as_of=judgement.as_of, created_at=created,
+                    policy=policy, duplicates=duplicates, own_retry_topic=own_retry_topic,
+                )  # fmt: skip
+            decisions[request.request_id] = decided[situation]
+    return decisions, judgement
