@@ -8,20 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+Element = str | bytes | int | float | datetime | None
 
-def array_literal(values: Sequence[str | bytes | int | float | datetime | None]) -> str:
+
+def array_literal(values: Sequence[Element]) -> str:
     """The text of an array, for a parameter that the statement casts (`%(ids)s::text[]`); raises TypeError for other types."""
-    try:
+    kinds = set(map(type, values))
+    if kinds == {str}:
         inside = '","'.join(values)  # type: ignore[arg-type]
-    except TypeError:
-        inside = ""
-    # Texts without a quote or a backslash, which most are, need no look at each of them.
-    if inside and "\\" not in inside and inside.count('"') == 2 * (len(values) - 1):
-        return f'{{"{inside}"}}'
+        # Texts without a quote or a backslash, which most are, need no look at each of them.
+        if "\\" not in inside and inside.count('"') == 2 * (len(values) - 1):
+            return f'{{"{inside}"}}'
+    elif kinds == {int} or kinds == {float}:
+        return f"{{{','.join(map(str, values))}}}"
     return f"{{{','.join(map(_element, values))}}}"
 
 
-def _element(value: str | bytes | int | float | datetime | None) -> str:
+def _element(value: Element) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, str):

@@ -79,7 +79,7 @@ def claim_of(key: Key = KEY, **changes: Any) -> Claim:
         max_refusals=20,
         only_when_due=True,
     )
-    return replace(base, **changes)
+    return base._replace(**changes)
 
 
 def at_once(world: PostgresWorld, *work: Callable[[StubStore], T]) -> list[T]:
@@ -365,7 +365,7 @@ def test_each_outcome_is_settled_once_and_a_second_time_changes_nothing(
     assert (attempt["requested_by"], attempt["started_at"]) == ("request 7", row["attempted_at"])
     assert (attempt["queue_id"], attempt["queue_offset"], attempt["queue_epoch"]) == place
     assert store.settle([ended]) == set()
-    other = replace(ended, outcome=Outcome.REFUSED if sent else Outcome.SENT)
+    other = ended._replace(outcome=Outcome.REFUSED if sent else Outcome.SENT)
     assert store.settle([other]) == set()
     assert (world.stub(), world.attempts()) == (row, attempts)
 
