@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, Protocol
 
+from backstop.array_literal import array_literal
 from backstop.errors import ContractBroken
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
@@ -45,11 +46,12 @@ class Connection(Protocol):
 
 
 def rows(connection: Connection, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Run a pyformat statement in the connection's transaction; its rows by column name.
+    """Run a pyformat statement in the connection's transaction; its rows by column name. A list is passed as an array.
 
     Raises what the driver raises, and ContractBroken for a driver of another parameter style.
     """
-    text, parameters = in_style(parameter_style(connection), statement, values)
+    given = {name: array_literal(value) if isinstance(value, list) else value for name, value in values.items()}
+    text, parameters = in_style(parameter_style(connection), statement, given)
     cursor: Cursor
     with closing(connection.cursor()) as cursor:
         cursor.execute(text, parameters)

@@ -8,7 +8,7 @@ nothing.
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -140,7 +140,7 @@ def _send_batch(
     if not ready:
         return [Sent(one.message.key, SendState.LEFT) for one in batch]
     receipts = broker.publish([
-        replace(one.message, headers={**one.message.headers, SEND_HEADER: "1"}) for one in ready
+        one.message.with_headers({**one.message.headers, SEND_HEADER: "1"}) for one in ready
     ])  # fmt: skip
     settled: set[Key] = set()
     try:

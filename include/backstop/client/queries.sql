@@ -40,18 +40,22 @@ FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(tokens)s::uuid[]) AS 
 LEFT JOIN message_stub s ON s.topic = g.topic AND s.message_id = g.message_id;
 
 -- name: settle: how each send ended, only where the attempt is still ours; stub and attempt in one transaction
+-- The token is compared so that only the key finds the row: by `=` the planner takes the small index of attempts under way
+-- and reads all of it for each key, the square of the batch. A given token is never null, and a null one matches nothing.
 WITH given AS (
     SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(tokens)s::uuid[], %(outcomes)s::text[],
             %(queue_ids)s::integer[], %(queue_offsets)s::bigint[], %(queue_epochs)s::text[],
             %(broker_message_ids)s::text[], %(errors)s::text[], %(max_send_seconds)s::float8[])
         AS g (topic, message_id, token, outcome, queue_id, queue_offset, queue_epoch, broker_message_id, error,
               max_send_seconds)
-), held AS (
+), held AS MATERIALIZED (
     SELECT s.topic, s.message_id
-    FROM message_stub s
-    JOIN given g ON g.topic = s.topic AND g.message_id = s.message_id AND g.token = s.attempt_token
-    ORDER BY s.topic, s.message_id
-    FOR UPDATE OF s
+    FROM (SELECT * FROM given ORDER BY topic, message_id) g
+    CROSS JOIN LATERAL (
+        SELECT m.topic, m.message_id FROM message_stub m
+        WHERE m.topic = g.topic AND m.message_id = g.message_id AND g.token IS NOT NULL
+            AND m.attempt_token IS NOT DISTINCT FROM g.token
+        FOR UPDATE) s
 ), settled AS (
     UPDATE message_stub s SET
         attempt_token = NULL,
@@ -68,7 +72,8 @@ WITH given AS (
         updated_at = clock_timestamp()
     FROM held h
     JOIN given g ON g.topic = h.topic AND g.message_id = h.message_id
-    WHERE s.topic = h.topic AND s.message_id = h.message_id AND s.attempt_token = g.token AND s.send_count = 1
+    WHERE s.topic = h.topic AND s.message_id = h.message_id
+        AND g.token IS NOT NULL AND s.attempt_token IS NOT DISTINCT FROM g.token AND s.send_count = 1
     RETURNING s.topic, s.message_id, s.attempted_at
 )
 INSERT INTO send_attempt
