@@ -5,10 +5,10 @@
 
 Crash points. After the intention: nothing was applied; the case is open and shows what somebody was about to do; deciding
 again replaces it. Among the producer's writes: a stub that is already voided, or already allowed more, counts as applied
-when the decision is repeated. After them: the same, and the last transaction makes up for what is missing. The last
-transaction is one: its effects and the word "decided" appear together. A decision that was applied whole and is repeated
-changes nothing. Two people at once: the intention is one row; only the one whose intention still stands may finish, the
-other is refused and told.
+when the decision is repeated, and withdraw.py keeps which were voided. After them: the same, and the last transaction makes
+up for what is missing. The last transaction is one: its effects and the word "decided" appear together. A decision that was
+applied whole and is repeated changes nothing. Two people at once: the intention is one row; only the one whose intention
+still stands may finish, the other is refused and told.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from psycopg2 import errors as pg
 from backstop.cases.actions import actions_for, is_done, why_not
 from backstop.cases.close import close_settled, settle
 from backstop.cases.look import Case, show
+from backstop.cases.withdraw import settle_begun, withdraw
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import DecisionRefused, StoreUnavailable
 from backstop.named_sql import load
-from backstop.records import Counts, Key, StubStatus
+from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask, ramped_topics, route_for
 from backstop.verdicts.judge import Judge, Judged, Judgement, Promise
 
@@ -80,6 +81,7 @@ def decide(
         )
     intent = {"case_id": case_id, "action": action, "who": who, "why": why}
     _intend(conn, intent)
+    settle_begun(conn, settings, connections, intent)
     if action in ("leave", "accept", "go_on", "give_up"):
         return _decide_in_control(conn, intent)
     with Judge(settings, connections, conn) as judge:
@@ -88,7 +90,7 @@ def decide(
         except DecisionRefused:
             _withdraw(conn, intent)
             raise
-        counts = _apply_in_producers(judge, plan, action, int(options.get("more", 1)))
+        counts = _apply_in_producers(conn, judge, plan, intent, int(options.get("more", 1)))
     return _finish(conn, settings, intent, plan, counts, partial)
 
 
@@ -223,32 +225,26 @@ def _plan_batch(
                     plan.fits.append((judged, stub))
 
 
-def _apply_in_producers(judge: Judge, plan: _Plan, action: str, more: int) -> Counts:
+def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Mapping[str, Any], more: int) -> Counts:
     """`void` and `raise`, message by message; each is done at most once however often it is repeated."""
-    counts = Counts()
-    if action not in ("void", "raise"):
+    counts, stubs = Counts(), {stub.key: stub for _, stub in plan.fits}
+    if intent["action"] == "void":
+        applied = withdraw(conn, judge.sources, intent, [(stub.shard, key) for key, stub in stubs.items()])
+        name, says = "voided", "an attempt to send it is under way, or it was just confirmed"
+    elif intent["action"] == "raise":
+        applied = {key for key, stub in stubs.items() if _raise(judge, stub, stub.send_count + max(more, 1))}
+        name, says = "raised", "it was just confirmed or withdrawn"
+    else:
         return counts
-    failed: set[Key] = set()
-    for key, stub in {stub.key: stub for _, stub in plan.fits}.items():
-        store = judge.sources.shard(stub.shard)
-        if action == "void":
-            applied = store.void(key) or _is_voided(judge, stub)
-            says = "an attempt to send it is under way, or it was just confirmed"
-        else:
-            wanted = stub.send_count + max(more, 1)
-            applied = store.raise_max_sends(key, wanted) or _allows(judge, stub, wanted)
-            says = "it was just confirmed or withdrawn"
-        counts.add("voided" if action == "void" else "raised", int(applied))
-        if not applied:
-            failed.add(key)
-            plan.left_out.append(f"{key.message_id}: {says}")
-    plan.fits = [(judged, stub) for judged, stub in plan.fits if stub.key not in failed]
+    counts.add(name, len(applied))
+    plan.left_out += [f"{key.message_id}: {says}" for key in stubs if key not in applied]
+    plan.fits = [(judged, stub) for judged, stub in plan.fits if stub.key in applied]
     return counts
 
 
-def _is_voided(judge: Judge, promise: Promise) -> bool:
-    now = judge.sources.shard(promise.shard).stubs([promise.key]).get(promise.key)
-    return now is not None and now.status == StubStatus.VOIDED
+def _raise(judge: Judge, promise: Promise, sends: int) -> bool:
+    """Whether it may be sent that often now, by this decision or already."""
+    return judge.sources.shard(promise.shard).raise_max_sends(promise.key, sends) or _allows(judge, promise, sends)
 
 
 def _allows(judge: Judge, promise: Promise, sends: int) -> bool:

@@ -151,3 +151,27 @@ SET state = 'not_needed', held = false, given_up_by = %(case_id)s, updated_at = 
 FROM resend_batch b
 WHERE b.case_id = %(case_id)s AND b.state = 'given_up' AND r.topic = b.topic AND r.state = 'open'
     AND (r.held OR r.batch_id = b.batch_id);
+
+-- name: withdrawal_begun: messages whose stubs are about to be voided
+INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)
+SELECT w.shard, w.topic, w.message_id, %(case_id)s, %(who)s, %(why)s
+FROM unnest(%(shards)s::text[], %(topics)s::text[], %(ids)s::text[]) AS w (shard, topic, message_id)
+ORDER BY w.shard, w.topic, w.message_id
+ON CONFLICT (shard, topic, message_id) DO NOTHING;
+
+-- name: withdrawal_applied: their stubs are voided; another decision may have taken the row for forgotten meanwhile
+INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why, applied_at)
+SELECT w.shard, w.topic, w.message_id, %(case_id)s, %(who)s, %(why)s, clock_timestamp()
+FROM unnest(%(shards)s::text[], %(topics)s::text[], %(ids)s::text[]) AS w (shard, topic, message_id)
+ORDER BY w.shard, w.topic, w.message_id
+ON CONFLICT (shard, topic, message_id) DO UPDATE SET applied_at = excluded.applied_at WHERE withdrawal.applied_at IS NULL;
+
+-- name: withdrawal_refused: their stubs were not voided
+DELETE FROM withdrawal w
+USING unnest(%(shards)s::text[], %(topics)s::text[], %(ids)s::text[]) AS r (shard, topic, message_id)
+WHERE (w.shard, w.topic, w.message_id) = (r.shard, r.topic, r.message_id) AND w.applied_at IS NULL;
+
+-- name: withdrawals_begun: what a decision of this case began to withdraw and never finished
+SELECT shard, topic, message_id FROM withdrawal
+WHERE case_id = %(case_id)s AND applied_at IS NULL
+ORDER BY shard, topic, message_id;

@@ -26,8 +26,9 @@ WHERE r.shard = %(shard)s
 ORDER BY r.request_id
 LIMIT %(limit)s;
 
--- name: voided: messages of one shard that a person withdrew, by the decisions that are kept
-SELECT DISTINCT m.topic, m.message_id
-FROM case_member m JOIN case_file c USING (case_id)
-WHERE m.shard = %(shard)s AND c.decision = 'void'
-ORDER BY 1, 2;
+-- name: withdrawn: messages of one shard that a person withdrew, in pages by key
+SELECT w.topic, w.message_id, w.applied_at IS NOT NULL
+FROM withdrawal w
+WHERE w.shard = %(shard)s AND (w.topic, w.message_id) > (%(topic)s, %(message_id)s)
+ORDER BY w.topic, w.message_id
+LIMIT %(limit)s;

@@ -23,7 +23,7 @@ $$;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     run, duty_lease, queue_epoch, progress, progress_history, quarantine, anomaly, staged_verdict,
     staged_stub, staged_count, staged_read, verdict, verdict_count, resend_batch, resend_request, case_file,
-    case_member, proof, proof_count, delivery_decision, alert, pause, data_check, watermark,
+    case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_shard, watch_finding
     TO backstop_duty;
 GRANT SELECT ON backstop_control_version TO backstop_duty;
@@ -38,7 +38,7 @@ $$;
 GRANT SELECT ON
     run, duty_lease, queue_epoch, progress, progress_history, quarantine, anomaly, staged_verdict,
     staged_stub, staged_count, staged_read, verdict, verdict_count, resend_batch, resend_request, case_file,
-    case_member, proof, proof_count, delivery_decision, alert, pause, data_check, watermark,
+    case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_shard, watch_finding,
     backstop_control_version
     TO backstop_reader;
