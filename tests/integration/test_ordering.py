@@ -136,7 +136,59 @@ def test_an_exhausted_message_parks_its_key_in_one_case(world: World) -> None:
     assert "parked behind first, which is EXHAUSTED" in world.request("second")["error"]
     decided(world, case_id, "resend")
     world.resend()
-    assert out(world) == ["second", "third"], "a person sends behind what is stuck"
+    assert out(world) == ["second"], "a person sends behind what is stuck, one at a time"
+    assert world.request("third")["error"] == "ordering: waits until second of key 'k' is done"
+    due_again(world)
+    world.resend()
+    assert out(world) == ["second"], "sent is not done"
+    confirmed(world, "second")
+    due_again(world)
+    world.resend()
+    assert out(world) == ["second", "third"]
+
+
+def test_a_person_who_sends_behind_what_is_stuck_overtakes_nothing_that_is_on_its_way(world: World) -> None:
+    chain(world, "first", "second", "third")
+    confirmed(world, "first", "exhausted")
+    world.ask(["third"], by="case 1")
+    world.resend()
+    assert out(world) == [], "second is neither stuck nor done"
+    assert world.request("third")["error"] == "ordering: waits until second of key 'k' is done"
+    confirmed(world, "second", "exhausted")
+    due_again(world)
+    world.resend()
+    assert out(world) == ["third"]
+
+
+def test_what_is_stuck_for_one_group_and_on_its_way_to_another_is_not_overtaken_by_a_person(world: World) -> None:
+    chain(world, "first", "second")
+    world.consume("first", "billing", state="PARKED")
+    world.ask(["first", "second"], by="case 1", groups=("shipping",))
+    world.resend()
+    assert out(world) == ["first"]
+    due_again(world)
+    world.resend()
+    assert out(world) == ["first"], "its copy for shipping is not done"
+    world.consume("first", "shipping")
+    due_again(world)
+    world.resend()
+    assert out(world) == ["first", "second"]
+
+
+def test_a_long_line_of_stuck_messages_is_walked_to_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backstop.resend.order._PAGE", 2)
+    names = [f"m{number}" for number in range(7)]
+    chain(world, *names, "last")
+    for message_id in names:
+        confirmed(world, message_id, "exhausted")
+    world.ask(["last"], by="case 1")
+    confirmed(world, "m5", "pending")
+    world.resend()
+    assert out(world) == [] and "waits until m5" in world.request("last")["error"]
+    confirmed(world, "m5", "exhausted")
+    due_again(world)
+    world.resend()
+    assert out(world) == ["last"]
 
 
 def test_messages_of_one_key_on_two_topics_or_without_a_key_do_not_wait(world: World) -> None:

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from backstop.cases.open import open_case
 from backstop.records import Key, Verdict
 from backstop.resend.claim import Lot, Request, Worker
-from backstop.resend.order_policy import CaseKind, decide_order
+from backstop.resend.order_policy import STUCK, CaseKind, decide_order
 from backstop.resend.policy import RECONCILE, Decision, Send
 from backstop.runs.run import hold
+from backstop.stores.protocol import Neighbours
 
 _SUMMARIES: Mapping[CaseKind, str] = {
     "order_gap": "{n} lost messages of {topic} belong before others of key {key!r} that may have been sent already",
     "order_parked": "{n} messages of {topic} wait behind {blocker} of key {key!r}, which does not get through",
 }
+_PAGE = 200
+"""Messages of a key that are judged at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,18 @@ class OutOfOrder:
     ordering_key: str
     blocker: str
     message: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The open messages of a key, from the first: those that are stuck, then one that moves (null: none does)."""
+
+    stuck: frozenset[str]
+    moving: str | None
+
+    def before(self, message_id: str) -> str | None:
+        """The moving one, when this message stands behind it."""
+        return None if message_id == self.moving or message_id in self.stuck else self.moving
 
 
 def keep_order(
@@ -56,17 +71,49 @@ def keep_order(
             heads.setdefault(judged.message_id, set()).add(judged.verdict)
     else:
         later = worker.instant() + worker.policy(lot.topic).recheck
+    lines = _lines_of_people(worker, lot, [r for r, _ in sends if r.requested_by != RECONCILE], around, heads)
     for request, send in sends:
         near = around.get(request.key)
         answer = decide_order(
             send, near, heads.get(near.open_before, ()) if near and near.open_before else (),
             by_person=request.requested_by != RECONCILE, gap=worker.policy(lot.topic).ordering_gap, later=later,
+            moving=lines[near.ordering_key].before(request.key.message_id) if near and near.ordering_key in lines else None,
         )  # fmt: skip
         kept[request.request_id] = answer.decision
         if near is not None and answer.case is not None:
             blocker = near.open_before if answer.case == "order_parked" else near.sent_after
             found.append(OutOfOrder(answer.case, near.ordering_key, blocker or "", request.key))
     return kept, found
+
+
+def _lines_of_people(
+    worker: Worker, lot: Lot, requests: Sequence[Request], around: Mapping[Key, Neighbours], heads: Mapping[str, set[Verdict]]
+) -> dict[str, Line]:
+    """The line of each key in which a person's request stands behind a stuck message; of others the first one tells all.
+
+    Raises StoreUnavailable when the shard does not answer.
+    """
+    near = [around[request.key] for request in requests if request.key in around]
+    keys = {n.ordering_key for n in near if n.open_before and STUCK.intersection(heads.get(n.open_before, ()))}
+    return {key: _line(worker, lot, key) for key in sorted(keys)}
+
+
+def _line(worker: Worker, lot: Lot, ordering_key: str) -> Line:
+    """Walks along the open messages of a key to the first that is, for one group at least, neither done nor stuck."""
+    store, stuck, last = worker.judge.sources.shard(lot.shard), set[str](), None
+    while page := store.open_in_line(lot.topic, ordering_key, last, _PAGE):
+        judgement = worker.judge.judgement([Key(lot.topic, message_id) for message_id in page])
+        worker.miss_all(judgement.unreachable)
+        verdicts: dict[str, set[Verdict]] = {}
+        for judged in judgement.judged:
+            verdicts.setdefault(judged.message_id, set()).add(judged.verdict)
+        for message_id in page:
+            found = verdicts.get(message_id, set())
+            if not found or found - STUCK - {Verdict.CONFIRMED, Verdict.VOIDED}:
+                return Line(frozenset(stuck), message_id)
+            stuck.add(message_id)
+        last = page[-1]
+    return Line(frozenset(stuck), None)
 
 
 def ask_people(worker: Worker, lot: Lot, found: Sequence[OutOfOrder]) -> int:

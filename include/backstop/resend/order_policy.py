@@ -13,7 +13,8 @@ from backstop.resend.ramp_policy import SET_ASIDE
 from backstop.stores.protocol import Neighbours
 
 CaseKind = Literal["order_gap", "order_parked"]
-_STUCK = frozenset({Verdict.EXHAUSTED, Verdict.DEAD_LETTERED, Verdict.PARKED})
+STUCK = frozenset({Verdict.EXHAUSTED, Verdict.DEAD_LETTERED, Verdict.PARKED})
+"""It does not get through without a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +27,21 @@ class InOrder:
 
 def decide_order(
     send: Send, neighbours: Neighbours | None, head: Collection[Verdict], *,
-    by_person: bool, gap: Literal["case", "resend"], later: datetime,
+    by_person: bool, gap: Literal["case", "resend"], later: datetime, moving: str | None = None,
 ) -> InOrder:  # fmt: skip
     """`neighbours`: null when the message has no ordering key. `head`: the verdicts of the first open message before it.
+    `moving`: for a person's request behind a stuck one, the first before it that is still on its way to some group.
 
-    Nobody overtakes a message that is still on its way. A person may send behind one that is stuck, and into a gap.
+    Nobody overtakes a message that is still on its way. A person may send behind those that are stuck, and into a gap.
     """
     if neighbours is None:
         return InOrder(send)
     key = neighbours.ordering_key
     if neighbours.open_before is not None:
-        stuck = sorted(str(verdict) for verdict in _STUCK.intersection(head))
-        if not stuck:
-            return InOrder(Postpone(later, f"{SET_ASIDE}waits until {neighbours.open_before} of key {key!r} is done"))
+        stuck = sorted(str(verdict) for verdict in STUCK.intersection(head))
+        before = moving if stuck else neighbours.open_before
+        if before is not None:
+            return InOrder(Postpone(later, f"{SET_ASIDE}waits until {before} of key {key!r} is done"))
         if not by_person:
             why = f"{SET_ASIDE}key {key!r} is parked behind {neighbours.open_before}, which is {', '.join(stuck)}"
             return InOrder(Postpone(later, why), "order_parked")

@@ -178,6 +178,10 @@ class PostgresStubs:
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
         return {Key(row[0], row[1]): Neighbours(*row[2:]) for row in self._by_key("neighbours", keys)}
 
+    def open_in_line(self, topic: str, ordering_key: str, after: str | None, limit: int) -> list[str]:
+        values = {"topic": topic, "ordering_key": ordering_key, "after": after, "limit": limit}
+        return [message_id for (message_id,) in self._connection.rows(_SQL["open_in_line"], values)]
+
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         return {
             Key(topic, message_id): Message(topic, message_id, bytes(content), _texts(headers), tag, ordering_key)

@@ -152,6 +152,15 @@ LEFT JOIN LATERAL (
     ORDER BY coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id
     LIMIT 1) a ON true;
 
+-- name: open_in_line: the open messages of one ordering key, in sequence, after one of them (null: from the first)
+SELECT m.message_id FROM message_stub m
+WHERE m.topic = %(topic)s::text AND m.ordering_key = %(ordering_key)s::text AND m.status IN ('pending', 'exhausted')
+    AND (%(after)s::text IS NULL OR (coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id) > (
+        SELECT coalesce(a.sequence, 9223372036854775807), a.created_at, a.message_id FROM message_stub a
+        WHERE a.topic = %(topic)s::text AND a.message_id = %(after)s::text))
+ORDER BY coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id
+LIMIT %(limit)s;
+
 -- name: contents: by key, what to publish
 SELECT s.topic, s.message_id, s.content, s.headers::text, s.tag, s.ordering_key
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)

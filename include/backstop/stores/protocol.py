@@ -206,6 +206,11 @@ class StubStore(Protocol):
         one."""
         ...
 
+    def open_in_line(self, topic: str, ordering_key: str, after: str | None, limit: int) -> list[str]:
+        """Ids of the messages of an ordering key that are neither confirmed nor voided, in sequence, after `after` (null: from
+        the first)."""
+        ...
+
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         """What to publish: the only method that reads payloads."""
         ...
