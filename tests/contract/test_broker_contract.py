@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -774,6 +774,7 @@ class TestDeadLetters:
         assert self.fail(subscription, receive, DELIVERY_LIMIT - 1) == [2, 3]
         [letter] = adapter.broker.dead_letters(group)
         assert (letter.group, letter.topic, letter.message_id) == (group, topic, "poison")
+        assert letter.died_at is None or abs(datetime.now(UTC) - letter.died_at) < timedelta(minutes=1)
         assert receive(subscription, 1, seconds=VISIBILITY.total_seconds() * 2) == []
         [position] = adapter.broker.progress(topic, group)
         assert (position.next_offset, position.pending) == (2, 0)

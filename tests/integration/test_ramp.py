@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -260,3 +261,41 @@ def test_a_dry_run_shows_what_is_held_and_releases_nothing(ramped: World) -> Non
     assert ramped.resend(dry_run=True, tell=lambda planned: told.append(str(planned)))["would_send"] == 10
     assert all("held until a step" in line for line in told)
     assert ramped.sql("control", "SELECT count(*) FROM resend_request WHERE held") == [(10,)]
+
+
+def letter(world: World, message_id: str, entry_id: str = "*", group: str = "billing") -> None:
+    """The group's queue of dead letters holds the message; `entry_id` 1-0: since 1970."""
+    world.raw.xadd(world.keys.dead(TOPIC, group), {
+        "headers": json.dumps({"backstop-message-id": message_id, "backstop-topic": TOPIC}),
+        "origin-topic": TOPIC, "origin-group": group,
+    }, id=entry_id)  # fmt: skip
+
+
+def test_messages_dead_lettered_before_the_ramp_do_not_stop_it_and_a_new_letter_does(ramped: World) -> None:
+    wanted = ids(12)
+    ramped.stubs(wanted)
+    for number, message_id in enumerate(wanted, 1):
+        letter(ramped, message_id, f"1-{number}")
+    ramped.ask(wanted, by="case 1", ramped=True)
+    ramped.resend()
+    assert out(ramped) == wanted[:4], "a person sends what is dead-lettered"
+    assert ramped.resend()["batches_waiting"] == 1 and cases(ramped) == []
+    confirm(ramped, *wanted[:4])
+    ramped.resend()
+    assert out(ramped) == wanted and cases(ramped) == [], "the log proves the copy; the old letter says nothing"
+    letter(ramped, wanted[5])
+    assert ramped.resend()["batches_stopped"] == 1
+    ((_, kind, _, _, summary, evidence),) = cases(ramped)
+    assert kind == "ramp_stopped" and f"1 dead lettered ({wanted[5]})" in summary
+    assert evidence["harm"] == {"dead_lettered": 1}
+
+
+def test_a_message_parked_before_its_step_is_left_behind_and_the_ramp_goes_on(ramped: World) -> None:
+    wanted = asked(ramped, 10)
+    for group in ("billing", "shipping"):
+        ramped.consume(wanted[0], group, state="PARKED")
+    ramped.resend()
+    assert out(ramped) == wanted[1:4] and ramped.request(wanted[0])["state"] == "open"
+    confirm(ramped, *wanted[1:4])
+    ramped.resend()
+    assert out(ramped) == wanted[1:] and cases(ramped) == []

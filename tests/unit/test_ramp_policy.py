@@ -74,6 +74,30 @@ def test_what_one_delivery_says_of_its_step(state: str, deliveries: list[Judged]
     assert stand(Released(1, "m", 1, None, state, None), deliveries, RELEASED_AT) == expected
 
 
+def parked(at: datetime) -> Judged:
+    return judged("PARKED", log_state="PARKED", log_updated_at=micros(at))
+
+
+@pytest.mark.parametrize(
+    ("state", "deliveries", "expected"),
+    [
+        ("sent", [judged("DEAD_LETTERED")], "waits"),
+        ("open", [judged("DEAD_LETTERED")], "done"),
+        ("claimed", [judged("DEAD_LETTERED")], "waits"),
+        ("open", [judged("DEAD_LETTERED"), judged("LOST", eligible=True, group="shipping")], "waits"),
+        ("sent", [judged("DEAD_LETTERED"), judged("DEAD_LETTERED", group="shipping")], "dead_lettered"),
+        ("open", [parked(BEFORE)], "done"),
+        ("sent", [parked(BEFORE)], "parked"),
+        ("sent", [parked(RELEASED_AT)], "parked"),
+        ("open", [parked(AFTER)], "parked"),
+        ("open", [judged("EXHAUSTED")], "done"),
+        ("unknown", [judged("EXHAUSTED")], "exhausted"),
+    ],
+)
+def test_what_was_bad_before_the_step_is_no_harm_of_it(state: str, deliveries: list[Judged], expected: str) -> None:
+    assert stand(Released(1, "m", 1, None, state, None), deliveries, RELEASED_AT, {"billing"}) == expected
+
+
 def test_only_the_groups_that_were_addressed_count_and_what_waits_for_its_key_does_not() -> None:
     both = [judged("CONFIRMED"), judged("DEAD_LETTERED", group="shipping")]
     assert stand(Released(1, "m", 1, ("billing",), "sent", None), both, RELEASED_AT) == "done"

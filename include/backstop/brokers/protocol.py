@@ -96,6 +96,8 @@ class DeadLetterRef:
     topic: str | None
     message_id: str | None
     broker_id: str
+    died_at: datetime | None = None
+    """When it was put there, by the broker's clock; null: the broker does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

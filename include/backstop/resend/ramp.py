@@ -15,6 +15,7 @@ from backstop.cases.open import open_case
 from backstop.named_sql import load
 from backstop.records import Counts, Key
 from backstop.resend.claim import Worker
+from backstop.resend.old_letters import OldLetters
 from backstop.resend.ramp_policy import (
     Close,
     Next,
@@ -89,7 +90,7 @@ def _begin(worker: Worker, topic: str) -> Counts:
 def _advance(
     worker: Worker, topic: str, batch_id: int, _: str, step: int, size: int, released: int, released_at: Any, pardoned: int
 ) -> Counts:
-    look = StepLook()
+    look, letters = StepLook(), OldLetters(worker, topic, released_at)
     for page in _pages(worker, batch_id, step):
         judgement = worker.judge.judgement([Key(topic, one.message_id) for one in page])
         worker.miss_all(judgement.unreachable)
@@ -100,7 +101,7 @@ def _advance(
             judged_of = by_key.get(one.message_id, [])
             # What did not answer tells nothing: a message that no shard seems to have may be in the one that is away.
             away = not judged_of and judgement.unreachable
-            look.add(one.message_id, "waits" if away else stand(one, judged_of, released_at))
+            look.add(one.message_id, "waits" if away else stand(one, judged_of, released_at, letters.groups(judged_of)))
     counts, policy = Counts(), worker.policy(topic)
     where = {"batch_id": batch_id, "step": step, "pardoned": pardoned}
     with worker.control, worker.control.cursor() as cursor:

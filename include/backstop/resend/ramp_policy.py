@@ -6,7 +6,7 @@ the group has passed the copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -93,11 +93,14 @@ class Close:
 Next = Wait | Release | Stop | Close
 
 
-def stand(request: Released, judged: Sequence[Judged], released_at: datetime) -> Standing:
+def stand(
+    request: Released, judged: Sequence[Judged], released_at: datetime, old_letters: Collection[str] = ()
+) -> Standing:
     """What one released request says of its step. `judged`: every delivery of its message, none when it has no stub.
+    `old_letters`: the groups in which the message was dead-lettered before the step and not since.
 
-    The worst of its groups counts. A handler's failure counts when it was logged since the step was released: one from
-    before says nothing about the copy.
+    The worst of its groups counts, and only what went wrong since the step was released: a failure, a parking or a dead letter
+    from before says nothing about the copy.
     """
     if request.state == RequestState.OPEN and (request.error or "").startswith(SET_ASIDE):
         return "done"
@@ -106,22 +109,33 @@ def stand(request: Released, judged: Sequence[Judged], released_at: datetime) ->
     if request.state == RequestState.REFUSED:
         return "refused"
     mine = [one for one in judged if request.groups is None or one.consumer_group in request.groups]
-    standings = [_stand_of_group(request, one, released_at) for one in mine]
+    standings = [_stand_of_group(request, one, released_at, one.consumer_group in old_letters) for one in mine]
     for standing in standings:
-        if standing not in ("done", "waits"):
+        if standing != "aside" and standing not in ("done", "waits"):
             return standing
-    if request.state in (RequestState.OPEN, RequestState.CLAIMED) or "waits" in standings:
+    if "waits" in standings or request.state == RequestState.CLAIMED:
         return "waits"
-    return "done"
+    if request.state == RequestState.OPEN:
+        # A person has to deal with it before it can go out: the others do not wait for that.
+        return "done" if "aside" in standings else "waits"
+    # Sent nevertheless, by a person: its log is what proves the copy.
+    return "waits" if "aside" in standings else "done"
 
 
-def _stand_of_group(request: Released, judged: Judged, released_at: datetime) -> Standing:
+def _stand_of_group(request: Released, judged: Judged, released_at: datetime, old_letter: bool) -> Standing | Literal["aside"]:
     if judged.verdict in (Verdict.CONFIRMED, Verdict.VOIDED):
         return "done"
-    if judged.verdict in _HARM:
-        return _HARM[judged.verdict]
     logged = judged.evidence.get("log_updated_at")
     since = instant(logged) if isinstance(logged, int) else None
+    if judged.verdict in _HARM:
+        # Nobody sends to a group that is parked or exhausted: where a copy went out, it became so afterwards.
+        unsent = request.state in (RequestState.OPEN, RequestState.CLAIMED)
+        before = {
+            Verdict.DEAD_LETTERED: old_letter,
+            Verdict.PARKED: unsent and since is not None and since < released_at,
+            Verdict.EXHAUSTED: unsent,
+        }
+        return "aside" if before[judged.verdict] else _HARM[judged.verdict]
     if judged.evidence.get("log_state") == "FAILED" and since is not None and since >= released_at:
         return "failed"
     # Eligible means that every copy is past, this one too: the group went by it and did not do the work.

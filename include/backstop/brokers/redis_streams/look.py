@@ -114,6 +114,7 @@ class Looker:
                         topic=origin_topic.decode(errors="replace") or topic,
                         message_id=message_id_of(headers_of(headers)),
                         broker_id=f"{encode(topic)}/{entry_id.decode()}",
+                        died_at=datetime.fromtimestamp(int(entry_id.split(b"-")[0]) / 1000, UTC),
                     )
                 if len(page) < DEAD_PAGE:
                     break

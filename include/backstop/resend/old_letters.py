@@ -1,0 +1,51 @@
+"""Tells which dead letters of a topic were there before a step of its ramp went out, and so are not its doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from backstop.errors import Unavailable
+from backstop.records import Verdict
+from backstop.resend.claim import Worker
+from backstop.verdicts.judge import Judged
+
+_New = set[tuple[str | None, str]]
+"""(group, message id) of letters since the step; without a group: of every group."""
+
+
+class OldLetters:
+    """The dead letters of a topic's groups; read once, and only when a message of the step has one."""
+
+    def __init__(self, worker: Worker, topic: str, released_at: datetime) -> None:
+        """`released_at`: when the step was released, by the control database's clock."""
+        self._worker, self._topic = worker, topic
+        self._since = released_at - worker.policy(topic).max_clock_skew
+        self._new: _New | None = None
+
+    def groups(self, judged: Sequence[Judged]) -> set[str]:
+        """Of one message's deliveries: the groups that are DEAD_LETTERED by letters from before the step alone.
+
+        A letter whose time is not known counts as new, and so does one within the clocks' tolerance: a stop too many asks a
+        person. When the broker does not answer, the run misses it and every letter counts as old: the message then waits.
+        """
+        dead = {one.consumer_group: one.message_id for one in judged if one.verdict is Verdict.DEAD_LETTERED}
+        if not dead:
+            return set()
+        if self._new is None:
+            self._new = self._read()
+        new = self._new
+        return {group for group, message_id in dead.items() if not {(group, message_id), (None, message_id)} & new}
+
+    def _read(self) -> _New:
+        name, new = self._worker.broker_name(self._topic), _New()
+        try:
+            for group in self._worker.settings.groups_of(self._topic):
+                for letter in self._worker.judge.sources.broker(name).dead_letters(group):
+                    recent = letter.died_at is None or letter.died_at >= self._since
+                    if letter.message_id is not None and letter.topic in (None, self._topic) and recent:
+                        new.add((letter.group, letter.message_id))
+        except Unavailable as error:
+            self._worker.miss(f"broker {name}", error.what)
+            return _New()
+        return new
