@@ -181,6 +181,37 @@ def test_a_group_that_stands_still_while_messages_come_is_an_alert_until_it_move
     assert watch.findings() == []
 
 
+def test_a_finding_ends_with_a_reason_when_nobody_watches_its_subject_any_more(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(2, number=30)
+    watch.minutes(4, number=30, consume=("billing",))
+    watch.world.rows("control", """INSERT INTO watch_finding (rule, topic, consumer_group, severity, title, body) VALUES
+        ('stubs_stopped', 'gone', '*', 'critical', 't', 'b'), ('backlog_age', 'gone', 'billing', 'critical', 't', 'b'),
+        ('duty_overdue', 'triage', '*', 'critical', 't', 'b'), ('heartbeat', '*', '*', 'warning', 't', 'b'),
+        ('duty_overdue', 'reconcile', '*', 'critical', 't', 'b')""")
+    assert len(watch.findings()) == 6
+    topics = watch.settings().model_dump(exclude_unset=True)["topics"]
+    del topics["orders"]["groups"]["shipping"]
+    watch.look(topics=topics, watch={"allowed_age": {"reconcile": "1s"}})
+    assert watch.findings() == [("duty_overdue", "reconcile", "*", "critical")], "what is watched still goes on"
+    said = dict(watch.world.rows("control", "SELECT dedup_key, body FROM alert WHERE dedup_key LIKE '%%/over'"))
+    assert len(said) == 5
+    assert said["watch/1/over"].startswith("The group shipping does not take orders any more, by backstop.yaml.")
+    assert "Whether it is still so is not known" in said["watch/1/over"]
+
+
+def test_a_finding_about_a_group_ends_with_the_group(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(2, number=30)
+    watch.minutes(4, number=30, consume=("billing",))
+    groups = watch.settings().model_dump(exclude_unset=True)["groups"]
+    groups["shipping"]["active_until"] = "2020-01-01T00:00:00Z"
+    watch.look(groups=groups)
+    assert watch.findings() == []
+    (body,) = watch.world.rows("control", "SELECT body FROM alert WHERE dedup_key = 'watch/1/over'")
+    assert body[0].startswith("The group shipping has ended")
+
+
 def test_a_backlog_that_nears_the_brokers_retention_warns_then_worsens_and_ends_each_once(servers: Any) -> None:
     # An hour's retention, so that 0.05 % of it is under two seconds of real waiting in a real broker.
     with system(*servers, policy={**POLICY, "retention_warn": 0.0005}) as world:

@@ -74,3 +74,5 @@ class Answer:
     topic: str
     group: str
     finding: Finding | None
+    over: str = "What was seen before is seen no more."
+    """Without a finding: why one that is open now ends."""

@@ -49,6 +49,9 @@ WHERE duty = 'resend' AND started_at >= %(since)s::timestamptz - interval '1 day
 -- name: yardsticks: what was usual when the findings that are open began
 SELECT rule, topic, consumer_group, yardstick FROM watch_finding WHERE over_at IS NULL AND yardstick IS NOT NULL;
 
+-- name: subjects_found: what every open finding is about
+SELECT rule, topic, consumer_group FROM watch_finding WHERE over_at IS NULL ORDER BY finding_id;
+
 -- name: lock_finding: what is open of a rule and subject
 SELECT finding_id, severity FROM watch_finding
 WHERE rule = %(rule)s AND topic = %(topic)s AND consumer_group = %(group)s AND over_at IS NULL

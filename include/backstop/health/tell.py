@@ -27,7 +27,7 @@ def tell(cursor: Any, answers: Iterable[Answer]) -> Counts:
             if open_one is not None:
                 cursor.execute(_SQL["over"], {"finding_id": open_one[0]})
                 (title,) = cursor.fetchone()
-                _alert(cursor, open_one[0], "over", "info", f"Over: {title}", "What was seen before is seen no more.")
+                _alert(cursor, open_one[0], "over", "info", f"Over: {title}", answer.over)
                 counts.add("over")
             continue
         counts.add("found")

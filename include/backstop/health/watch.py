@@ -15,6 +15,7 @@ from backstop.health.heartbeat import beat
 from backstop.health.judge import judge
 from backstop.health.look import forget, look_at_shards, read_history, take_look
 from backstop.health.looks import Answer, Finding
+from backstop.health.retire import retired
 from backstop.health.tell import read_yardsticks, tell
 from backstop.records import Counts
 from backstop.runs.control import connect
@@ -76,7 +77,7 @@ def _steps(settings: Settings, connections: Connections, control: Any, run: Run)
         late = [*late, trouble]
     with control, control.cursor() as cursor:
         hold(cursor, run)
-        counts = tell(cursor, [*answers, *late])
+        counts = tell(cursor, [*answers, *late, *retired(cursor, settings, run.as_of)])
     counts.add("topics", len(history.topics))
     counts.add("groups", len(history.groups))
     said = {one.topic: one.finding.title for one in late if one.finding is not None and one.rule == "duty_overdue"}
