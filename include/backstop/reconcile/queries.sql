@@ -128,9 +128,10 @@ WHERE r.duty = 'reconcile' AND r.run_id <> %(run_id)s
     AND (r.finished_at IS NOT NULL OR NOT EXISTS (SELECT 1 FROM duty_lease l WHERE l.run_id = r.run_id))
 ORDER BY r.run_id;
 
--- name: finish_promotion: an earlier run's promotion was completed by this one
+-- name: finish_promotion: an earlier run's promotion was completed by this one, unless a shard was missed again
 UPDATE run SET state = 'done', finished_at = coalesce(finished_at, clock_timestamp())
-WHERE run_id = %(run_id)s AND state IN ('promoting', 'abandoned', 'failed');
+WHERE run_id = %(run_id)s AND state IN ('promoting', 'abandoned', 'failed')
+    AND NOT EXISTS (SELECT 1 FROM staged_stub s WHERE s.run_id = run.run_id AND s.stage = run.stage);
 
 -- name: forget_staging: what no run will promote any more; a failed run's staging is kept as evidence for a day
 DELETE FROM staged_stub s USING run r
