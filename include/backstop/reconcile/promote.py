@@ -19,6 +19,7 @@ from backstop.config.settings import Settings
 from backstop.errors import StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.reconcile.blast_radius import Radius, too_wide
+from backstop.reconcile.find_gaps import find_gaps
 from backstop.records import Counts, Key
 from backstop.resend.request import FOR_GOOD, Ask, ask, ramped_topics, route_for
 from backstop.runs.run import Run, hold
@@ -61,6 +62,7 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
                 hold(cursor, run)
                 cursor.execute(_SQL["finish_promotion"], {"run_id": earlier[0]})
         counts += _promote_control(settings, control, run)
+        counts += find_gaps(settings, sources, control, run)
         counts.add("stubs_moved", _promote_shards(sources, control, run.run_id, run.as_of))
         missed = dict(sources.unreachable)
     with control, control.cursor() as cursor:

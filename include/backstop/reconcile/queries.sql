@@ -86,6 +86,18 @@ WHERE s.run_id = %(run_id)s AND s.eligible
             AND g.given_up_by IS NOT NULL)
 ORDER BY s.topic, s.message_id, s.consumer_group;
 
+-- name: eligible_observed: messages of observed topics that a run promoted as eligible, but for a mass loss, in pages by key
+SELECT DISTINCT v.shard, v.topic, v.message_id
+FROM verdict v
+WHERE v.run_id = %(run_id)s AND v.eligible AND v.topic = ANY (%(topics)s::text[])
+    AND (v.topic, v.message_id) > (%(topic)s, %(message_id)s)
+    AND NOT EXISTS (
+        SELECT 1 FROM case_member m JOIN case_file c USING (case_id)
+        WHERE c.kind = 'mass_loss' AND c.closed_at IS NULL AND m.topic = v.topic AND m.message_id = v.message_id
+            AND m.consumer_group = v.consumer_group)
+ORDER BY v.topic, v.message_id
+LIMIT %(limit)s;
+
 -- name: findings: the deliveries that need a person, by case
 SELECT s.case_kind, s.topic, s.consumer_group, s.shard, s.message_id
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
