@@ -10,8 +10,9 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.errors import StoreUnavailable
 from backstop.local.postgres import Postgres
-from backstop.schema.build_indexes import indexes_of
+from backstop.schema.build_indexes import build_indexes, indexes_of
 from backstop.schema.migrate import current, head, migrate
 from backstop.schema.revisions import revisions
 
@@ -103,6 +104,37 @@ def test_an_index_that_was_interrupted_is_built_again(server: Postgres) -> None:
     names = [index.name for index in indexes_of(revisions("producer")["0002"])]
     valid = run(url, "SELECT bool_and(indisvalid), count(*) FROM pg_index WHERE indexrelid::regclass::text = ANY (%s)", (names,))
     assert valid == [(True, len(names))]
+
+
+def test_an_index_waits_for_an_open_transaction_for_a_limited_time_and_is_built_the_next_time(server: Postgres) -> None:
+    url = before(server, "held_up", 100)
+    sql = revisions("producer")["0002"]
+    forgotten, builder = psycopg2.connect(url), psycopg2.connect(url)
+    builder.autocommit = True
+    forgotten.cursor().execute("UPDATE message_stub SET tag = 'x' WHERE message_id = md5('1')")
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=r"message_stub_order waited 0\.5 s") as caught:
+        build_indexes(builder, "backstop_producer_version", [sql], lock_seconds=0.5)
+    assert time.monotonic() - begun < 10 and "pg_stat_activity" in caught.value.next_step
+    builder.close()
+    run(url, "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('live', 'm', 'x', now())")
+    assert current(url, "producer") == "0001"
+    forgotten.rollback()
+    assert migrate(url, "producer") == ["0002"]
+    valid = "SELECT bool_and(indisvalid) FROM pg_index WHERE indrelid = 'message_stub'::regclass"
+    assert run(url, valid) == [(True,)]
+    forgotten.close()
+
+
+def test_a_migration_does_not_wait_for_ever_for_one_that_stands_still(server: Postgres) -> None:
+    url = before(server, "stands_still", 1)
+    other, builder = psycopg2.connect(url), psycopg2.connect(url)
+    builder.autocommit = True
+    other.cursor().execute("SELECT pg_advisory_lock(hashtextextended('backstop_producer_version', 1))")
+    with pytest.raises(StoreUnavailable, match="Another migration"):
+        build_indexes(builder, "backstop_producer_version", [revisions("producer")["0002"]], turn_seconds=0.3)
+    other.close()
+    builder.close()
 
 
 def test_two_migrations_at_once_wait_for_each_other_and_never_for_ever(server: Postgres) -> None:
