@@ -13,6 +13,7 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
+from backstop.brokers.protocol import Finding
 from backstop.errors import StoreUnavailable
 from backstop.local.postgres import Postgres
 from backstop.named_sql import load
@@ -210,6 +211,37 @@ def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(
     assert not privileges.good
     missing = re.findall(r"(\w+) on ([\w.]+)", privileges.says)
     assert ("UPDATE", "message_stub.next_check_at") in missing and ("INSERT", "send_attempt") in missing
+
+
+@pytest.mark.parametrize(
+    ("database", "role", "table", "taken", "missing"),
+    [
+        # As the grants of 0.1.0 left it: the client's message goes out, and its outcome cannot be stored.
+        ("producer", "backstop_app", "message_stub", "UPDATE (attempted_at)", "UPDATE on message_stub.attempted_at"),
+        ("producer", "backstop_app", "send_attempt", "INSERT", "INSERT on send_attempt"),
+        ("consumer", "backstop_consumer", "consumer_log", "UPDATE", "UPDATE on consumer_log"),
+    ],
+)
+def test_a_check_says_what_the_services_own_role_cannot_do(
+    server: Postgres, logins: dict[str, str], database: str, role: str, table: str, taken: str, missing: str
+) -> None:
+    def finding() -> Finding:
+        kind: Any = PostgresStubs if database == "producer" else PostgresLogs
+        with kind("one", as_(server, logins, "backstop_duty", database)) as store:
+            (found,) = [finding for finding in store.check() if role in finding.subject]
+        return found  # type: ignore[no-any-return]
+
+    assert finding().good and finding().says == "all that the client needs"
+    run(server.admin_dsn(database), f"REVOKE {taken} ON {table} FROM {role}")
+    try:
+        assert (finding().good, finding().says) == (False, f"missing: {missing}")
+        assert f"backstop/schema/{database}/privileges.sql" in finding().do
+        # A platform with roles of its own uses ours for nothing.
+        run(server.admin_dsn(database), f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}")
+        assert finding().good and "not used here" in finding().says
+    finally:
+        grant(server.admin_dsn(database), database)
+    assert finding().says == "all that the client needs"
 
 
 def test_the_duties_may_stage_where_nobody_else_may_make_temporary_tables(server: Postgres, logins: dict[str, str]) -> None:

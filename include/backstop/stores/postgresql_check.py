@@ -3,7 +3,7 @@ in a crash."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from psycopg2 import sql
 
@@ -11,16 +11,21 @@ from backstop.brokers.protocol import Finding
 from backstop.named_sql import load
 from backstop.schema.revisions import head, version_table
 from backstop.stores.postgresql_connection import PostgresConnection
+from backstop.stores.postgresql_privileges import Need, Needs
 
 _SQL = load("backstop.stores", "postgresql_check.sql")
 _VERSION = sql.SQL("SELECT version_num FROM {}")
-Need = tuple[str, str | None, str]
-"""table, column or null for the whole table, privilege"""
 
 
-def check(connection: PostgresConnection, role: str, needs: Iterable[Need]) -> list[Finding]:
-    """One finding for the schema's version, one for the privileges, one for each durability setting."""
-    return [_version(connection, role), _privileges(connection, list(needs)), *_durability(connection)]
+def check(connection: PostgresConnection, needs: Needs) -> list[Finding]:
+    """One finding for the schema's version, one for our privileges, one for those of the services' role, one for each
+    durability setting."""
+    return [
+        _version(connection, needs.schema),
+        _privileges(connection, needs.duty),
+        _privileges_of_services(connection, needs),
+        *_durability(connection),
+    ]
 
 
 def _version(connection: PostgresConnection, role: str) -> Finding:
@@ -43,24 +48,44 @@ def _version(connection: PostgresConnection, role: str) -> Finding:
     )
 
 
-def _privileges(connection: PostgresConnection, needs: list[Need]) -> Finding:
+def _privileges(connection: PostgresConnection, needs: Sequence[Need]) -> Finding:
+    missing = [_text(need) for need, granted in _granted(connection, None, needs) if not granted]
+    subject = f"{connection.subject}: privileges"
+    if not missing:
+        return Finding(subject, True, "all that the duties need")
+    return Finding(subject, False, f"missing: {', '.join(missing)}", "Grant the role backstop_duty to this login.")
+
+
+def _privileges_of_services(connection: PostgresConnection, needs: Needs) -> Finding:
+    """The services' own role. One that is not there, or is granted nothing here, is not theirs: a service that may do nothing
+    fails at once, and one that may do almost all does not know how its sends ended."""
+    subject = f"{connection.subject}: privileges of {needs.service_role}"
+    answers = _granted(connection, needs.service_role, needs.service)
+    missing = [_text(need) for need, granted in answers if not granted]
+    if len(missing) == len(answers):
+        return Finding(subject, True, "not used here; the services' own logins are not looked at")
+    if not missing:
+        return Finding(subject, True, "all that the client needs")
+    again = f"Run backstop/schema/{needs.schema}/privileges.sql again."
+    return Finding(subject, False, f"missing: {', '.join(missing)}", again)
+
+
+def _granted(connection: PostgresConnection, role: str | None, needs: Sequence[Need]) -> list[tuple[Need, bool | None]]:
     answers = connection.rows(
         _SQL["privileges"],
         {
+            "role": role,
             "tables": [table for table, _, _ in needs],
             "columns": [column for _, column, _ in needs],
             "privileges": [privilege for _, _, privilege in needs],
         },
     )
-    missing = [
-        f"{privilege} on {table}{'' if column is None else '.' + column}"
-        for table, column, privilege, granted in answers
-        if not granted
-    ]
-    subject = f"{connection.subject}: privileges"
-    if not missing:
-        return Finding(subject, True, "all that the duties need")
-    return Finding(subject, False, f"missing: {', '.join(missing)}", "Grant the role backstop_duty to this login.")
+    return [((table, column, privilege), granted) for table, column, privilege, granted in answers]
+
+
+def _text(need: Need) -> str:
+    table, column, privilege = need
+    return f"{privilege} on {table}{'' if column is None else '.' + column}"
 
 
 def _durability(connection: PostgresConnection) -> list[Finding]:

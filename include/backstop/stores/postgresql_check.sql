@@ -3,11 +3,13 @@
 -- name: version_is_there: whether the version table exists and may be read; null when there is none
 SELECT has_table_privilege(to_regclass(%(table)s)::oid, 'SELECT');
 
--- name: privileges: which of the privileges asked for are there; null for a table or column that does not exist
+-- name: privileges: which of the privileges asked for a role has (null: this login), null for a table or column that does not
+-- exist; no rows for a role that does not
 SELECT n.table_name, n.column_name, n.privilege,
-    CASE WHEN n.column_name IS NULL THEN has_table_privilege(to_regclass(n.table_name)::oid, n.privilege)
-        ELSE has_column_privilege(a.attrelid, a.attnum, n.privilege) END AS granted
+    CASE WHEN n.column_name IS NULL THEN has_table_privilege(r.oid, to_regclass(n.table_name)::oid, n.privilege)
+        ELSE has_column_privilege(r.oid, a.attrelid, a.attnum, n.privilege) END AS granted
 FROM unnest(%(tables)s::text[], %(columns)s::text[], %(privileges)s::text[]) AS n (table_name, column_name, privilege)
+JOIN pg_roles r ON r.rolname = coalesce(%(role)s::text, current_user)
 LEFT JOIN pg_attribute a ON a.attrelid = to_regclass(n.table_name)::oid AND a.attname = n.column_name
     AND NOT a.attisdropped;
 

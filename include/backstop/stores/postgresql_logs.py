@@ -11,15 +11,15 @@ from typing import Any, Self
 from backstop.brokers.protocol import Finding
 from backstop.named_sql import load
 from backstop.records import Key, LogRow
-from backstop.stores.postgresql_check import Need, check
+from backstop.stores.postgresql_check import check
 from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
+from backstop.stores.postgresql_privileges import CONSUMER
 from backstop.stores.protocol import LOG_COLUMNS
 
 _SQL = load("backstop.stores", "postgresql_logs.sql")
 _ROW = f"SELECT {_SQL['row_columns']}, {_SQL['broken']} AS broken"
 _CHUNK = 10_000
 """Keys of one statement."""
-NEEDS: tuple[Need, ...] = (("consumer_log", None, "SELECT"), ("consumer_log_floor", None, "SELECT"))
 
 
 class PostgresLogs:
@@ -69,7 +69,7 @@ class PostgresLogs:
         return {(queue_id, epoch): offset for queue_id, epoch, offset in found}
 
     def check(self) -> list[Finding]:
-        return check(self._connection, "consumer", NEEDS)
+        return check(self._connection, CONSUMER)
 
     def close(self) -> None:
         self._connection.close()

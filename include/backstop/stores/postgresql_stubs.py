@@ -12,8 +12,9 @@ from backstop.brokers.protocol import Finding
 from backstop.errors import ContractBroken
 from backstop.named_sql import load
 from backstop.records import Attempt, Key, Message, Outcome, Stub
-from backstop.stores.postgresql_check import Need, check
+from backstop.stores.postgresql_check import check
 from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
+from backstop.stores.postgresql_privileges import PRODUCER
 from backstop.stores.postgresql_scan import scan
 from backstop.stores.protocol import (
     ATTEMPT_COLUMNS,
@@ -33,35 +34,6 @@ _CHUNK = 10_000
 """Rows of one statement."""
 _ERROR_LENGTH = 2_000
 T = TypeVar("T")
-
-CHANGED = (
-    "status",
-    "send_count",
-    "refusals",
-    "max_sends",
-    "next_check_at",
-    "broker",
-    "queue_id",
-    "queue_offset",
-    "queue_epoch",
-    "broker_message_id",
-    "first_seen_at",
-    "judged_at",
-    "attempted_at",
-    "sent_at",
-    "attempt_token",
-    "attempt_deadline",
-    "attempt_groups",
-    "attempt_requested_by",
-    "updated_at",
-)
-"""The columns of message_stub that duties write."""
-NEEDS: tuple[Need, ...] = (
-    ("message_stub", None, "SELECT"),
-    *(("message_stub", name, "UPDATE") for name in CHANGED),
-    ("send_attempt", None, "SELECT"),
-    ("send_attempt", None, "INSERT"),
-)
 
 
 class PostgresStubs:
@@ -284,7 +256,7 @@ class PostgresStubs:
         return bool(self._connection.rows(_SQL["raise_max_sends"], values))
 
     def check(self) -> list[Finding]:
-        return check(self._connection, "producer", NEEDS)
+        return check(self._connection, PRODUCER)
 
     def close(self) -> None:
         self._connection.close()

@@ -1,0 +1,55 @@
+"""What each role must be able to do in our PostgreSQL stores; schema/*/privileges.sql grants it, `backstop check` looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Need = tuple[str, str | None, str]
+"""table, column or null for the whole table, privilege"""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Of one kind of database: what our own login needs, and what the services' role does."""
+
+    schema: str
+    duty: tuple[Need, ...]
+    service_role: str
+    service: tuple[Need, ...]
+
+
+def _tables(names: Iterable[str], *privileges: str) -> tuple[Need, ...]:
+    return tuple((name, None, privilege) for name in names for privilege in privileges)
+
+
+def _updates(*columns: str) -> tuple[Need, ...]:
+    return tuple(("message_stub", column, "UPDATE") for column in columns)
+
+
+PRODUCER = Needs(
+    "producer",
+    duty=(
+        *_tables(["message_stub"], "SELECT"),
+        *_updates(
+            "status", "send_count", "refusals", "max_sends", "next_check_at", "broker", "queue_id", "queue_offset",
+            "queue_epoch", "broker_message_id", "first_seen_at", "judged_at", "attempted_at", "sent_at", "attempt_token",
+            "attempt_deadline", "attempt_groups", "attempt_requested_by", "updated_at",
+        ),
+        *_tables(["send_attempt"], "SELECT", "INSERT"),
+    ),
+    service_role="backstop_app",
+    service=(
+        *_tables(["message_stub", "send_attempt"], "SELECT", "INSERT"),
+        *_updates(
+            "refusals", "broker", "queue_id", "queue_offset", "queue_epoch", "broker_message_id", "attempted_at", "sent_at",
+            "attempt_token", "attempt_requested_by", "updated_at",
+        ),
+    ),
+)  # fmt: skip
+CONSUMER = Needs(
+    "consumer",
+    duty=_tables(["consumer_log", "consumer_log_floor"], "SELECT"),
+    service_role="backstop_consumer",
+    service=_tables(["consumer_log"], "SELECT", "INSERT", "UPDATE"),
+)
