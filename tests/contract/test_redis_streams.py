@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,6 +175,20 @@ class TestLife:
         assert own.broker.publish([Message(name, "m", b"")])[0].refused_for_good
         with pytest.raises(BrokerUnavailable):
             own.broker.queues(name)
+
+
+class TestClock:
+    def test_a_clock_that_jumped_ahead_costs_one_batch_and_not_a_minute(
+        self, own: RedisStreamsUnderTest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        [before] = publish(own.broker)
+        # Our clock goes back by as much as the server's would go ahead.
+        behind = SimpleNamespace(monotonic=lambda: time.monotonic() - 60)
+        monkeypatch.setattr("backstop.brokers.redis_streams.publish.time", behind)
+        assert only(publish(own.broker)) == (Outcome.REFUSED, False, "LATE")
+        [after] = publish(own.broker)
+        assert (before.outcome, after.outcome) == (Outcome.SENT, Outcome.SENT)
+        assert before.position and after.position and after.position.offset == before.position.offset + 1
 
 
 class TestRetention:

@@ -251,6 +251,31 @@ def test_runs_are_listed_and_shown_with_their_counts(world: World, cli: Cli) -> 
     assert cli("runs", "show", "999") == 2
 
 
+def test_a_run_is_shown_with_the_batches_that_its_requests_go_out_in(world: World, cli: Cli) -> None:
+    runs = [open_run(world.conn, duty, "*", world.settings).run_id for duty in ("reconcile", "resend")]
+    world.control("INSERT INTO case_file (kind, topic, summary) VALUES ('ramp_stopped', 'orders', 'harm')")
+    # The newest batch of orders is live: what is held of orders is its; an old one of orders and one of payments are others'.
+    world.control("""
+        INSERT INTO resend_batch (topic, state, step, released, case_id, ended_at) VALUES
+            ('orders', 'done', 9, 90, NULL, now()), ('orders', 'stopped', 2, 7, 1, NULL),
+            ('payments', 'ramping', 1, 4, NULL, NULL)
+        """)  # fmt: skip
+    world.control("""
+        INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, run_id, closed_by_run,
+            held, batch_id, step)
+        SELECT 'shop_a', 'orders', n, 2, 'lost', 'reconcile', state, %s, closed, held, batch, CASE WHEN batch > 0 THEN 1 END
+        FROM (VALUES ('a', 'sent', %s, false, 2), ('b', 'open', NULL, true, NULL), ('c', 'open', NULL, true, NULL))
+            AS v (n, state, closed, held, batch)""", (runs[0], runs[1]))  # fmt: skip
+    live = {"topic": "orders", "batch_id": 2, "step": 2, "released": 7, "state": "stopped", "case_id": 1}
+    assert cli.json("runs", "show", str(runs[0]))["batches_of_run"] == [{**live, "held": 2}]
+    assert cli.json("runs", "show", str(runs[1]))["batches_of_run"] == [{**live, "held": 0}]
+    assert cli("runs", "show", str(runs[0])) == 0
+    assert "held by this run" in cli.out and "stopped" in cli.out
+    other = open_run(world.conn, "prove", "*", world.settings).run_id
+    assert cli.json("runs", "show", str(other))["batches_of_run"] == []
+    assert cli("runs", "show", str(other)) == 0 and "held by this run" not in cli.out
+
+
 def test_a_resend_run_by_hand_sends_what_was_asked_and_a_dry_run_sends_nothing(world: World, cli: Cli) -> None:
     world.stub("a", sends=1)
     case_id = open_one(world, "mass_loss", "a")

@@ -36,6 +36,19 @@ FROM resend_request
 WHERE run_id = %(run_id)s OR closed_by_run = %(run_id)s
 GROUP BY topic, state ORDER BY topic, state;
 
+-- name: batches_of_run: the batches that go out in steps with requests that a run made or closed; held: those it made that wait
+WITH mine AS (
+    SELECT topic, batch_id, count(*) FILTER (WHERE held AND state = 'open' AND run_id = %(run_id)s) AS held
+    FROM resend_request
+    WHERE run_id = %(run_id)s OR closed_by_run = %(run_id)s
+    GROUP BY topic, batch_id
+)
+SELECT b.topic, b.batch_id, b.step, b.released, b.state, b.case_id, sum(m.held)::bigint AS held
+FROM mine m
+-- What is held belongs to its topic's live batch, and is written down as its only when a step releases it.
+JOIN resend_batch b ON b.batch_id = m.batch_id OR (m.held > 0 AND b.topic = m.topic AND b.state IN ('ramping', 'stopped'))
+GROUP BY b.batch_id ORDER BY b.topic, b.batch_id;
+
 -- name: requests_of_message: every request for a message
 SELECT request_id, send_number, groups, reason, requested_by, route, state, not_before, claim_deadline, run_id,
     closed_by_run, error, created_at, updated_at

@@ -39,10 +39,11 @@ def list_them(
 
 @app.command("show")
 def show_one(run_id: Annotated[int, typer.Argument(help="The run's number.")], as_json: out.Json = False) -> None:
-    """Show one run: its counts, verdicts, requests, data checks, and how long each phase took."""
+    """Show one run: its counts, verdicts, requests, batches, data checks, and how long each phase took."""
     from backstop.errors import ConfigurationError
 
-    found = _read("runs", {"duty": None, "run_id": run_id, "limit": 1}, "verdict_counts", "requests_of_run", "data_checks")
+    more = ("verdict_counts", "requests_of_run", "batches_of_run", "data_checks")
+    found = _read("runs", {"duty": None, "run_id": run_id, "limit": 1}, *more)
     if not found["runs"]:
         raise ConfigurationError(f"There is no run {run_id}.", kept="Nothing was changed.", next_step="See: backstop runs list")
     run = found.pop("runs")[0]
@@ -66,6 +67,11 @@ def show_one(run_id: Annotated[int, typer.Argument(help="The run's number.")], a
         )
     if found["requests_of_run"]:
         out.table(["topic", "requests", "made", "closed"], [list(row.values()) for row in found["requests_of_run"]])
+    if found["batches_of_run"]:
+        out.table(
+            ["topic", "batch", "step", "released", "state", "case", "held by this run"],
+            [list(row.values()) for row in found["batches_of_run"]],
+        )
     for row in found["data_checks"]:
         says = "passed" if row["passed"] else "FAILED"
         out.line(f"  data check {row['suite']}: {says} ({row['expectations']} expectations) {row['report'] or ''}")

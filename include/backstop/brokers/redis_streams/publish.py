@@ -150,6 +150,10 @@ class Publisher:
             gone = text.startswith("NOTOPIC")
             if gone:
                 self.forget(messages[call.places[0]].topic)
+            if text.startswith("LATE"):
+                # It lay somewhere for long, or the server's clock moved: then every deadline is wrong until it is asked.
+                with self._lock:
+                    self._clock = None
             known = isinstance(answer, _NOT_STORED) or text.split(" ", 1)[0] in _NOT_STORED_CODES
             receipt = _refused(text, for_good=gone) if known else _unknown(text)
             return dict.fromkeys(call.places, receipt)
