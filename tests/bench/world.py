@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +100,14 @@ class World:
 def world(
     stubs: int, due: int, *, everything_in_one: bool = False, every: str | None = None, copied: bool = False
 ) -> Iterator[World]:
-    """The servers over data of this size, made when it is not there or too old.
+    """The servers over data of this size, made when it is not there, too old, or of another schema.
 
     `everything_in_one`: also the database in which everything lies together, for the hand-written SQL. `every`: what
     is due is all of this kind (consumed, as after an outage of reconcile; lost). `copied`: over a copy, which is thrown away.
     """
     folder = FOLDER / f"{stubs}-{due}{'-one' if everything_in_one else ''}{f'-{every}' if every else ''}"
     made = folder / "made"
-    if made.exists() and _age(made) > FRESH.total_seconds():
+    if made.exists() and (_age(made) > FRESH.total_seconds() or made.read_text() != _schema()):
         shutil.rmtree(folder)
     if folder.exists() and not made.exists():
         shutil.rmtree(folder)  # a run before was cut off while it made it
@@ -122,7 +123,7 @@ def world(
         if not made.exists():
             with said(f"making {stubs:,} stubs and their logs"):
                 _make(here)
-            made.touch()
+            made.write_text(_schema())
         if not copied:
             yield here
     if copied:
@@ -148,6 +149,11 @@ def _copy_file(source: str, target: str) -> None:
     shutil.copy2(source, target)
     owner = os.stat(source)
     os.chown(target, owner.st_uid, owner.st_gid)
+
+
+def _schema() -> str:
+    """What the databases were made with: data of an older schema is made again."""
+    return sha256("".join(whole(role) for role in ("control", "producer", "consumer")).encode()).hexdigest()
 
 
 def _age(path: Path) -> float:

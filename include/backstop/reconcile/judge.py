@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as f
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
@@ -14,11 +13,10 @@ from backstop.named_sql import load
 from backstop.reconcile import record
 from backstop.reconcile.apply_rule import Phases, apply_rule
 from backstop.reconcile.read import read_due
-from backstop.reconcile.stage import STAGED_STUB, STAGED_VERDICT, stage_frame
+from backstop.reconcile.stage import stage_judged, stage_stubs
 from backstop.records import Counts
 from backstop.runs.run import Run, begin_stage, hold
 from backstop.stores.protocol import Scope
-from backstop.verdicts import frames
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -40,22 +38,16 @@ def judge(
         due = read_due(spark, settings, sources, run.as_of, scope, partitions)
         applied = apply_rule(spark, settings, connections, control, run, sources, due, phases)
         away = len(sources.unreachable)
-    judged, read = applied.judged, applied.read
-    by_verdict = judged.groupBy("topic", "consumer_group", "verdict").agg(
-        f.count("*").alias("deliveries"),
-        f.sum(f.col("eligible").cast("bigint")).alias("eligible"),
-        f.sum(f.col("newly").cast("bigint")).alias("newly"),
-    ).collect()  # fmt: skip
-    kept = judged.where("verdict NOT IN ('CONFIRMED', 'WAITING') OR case_kind IS NOT NULL").withColumn(
-        "evidence", f.to_json(f.struct(*frames.EVIDENCE))
-    )
-    stage_frame(kept, "staged_verdict", STAGED_VERDICT, run.run_id, stage, settings, connections)
-    outcomes = spark.sql(frames.portable_sql("outcome")).select(*STAGED_STUB).union(applied.broken.select(*STAGED_STUB))
-    stubs_read = stage_frame(outcomes, "staged_stub", STAGED_STUB, run.run_id, stage, settings, connections)
+    read = applied.read
+    by_verdict, share = stage_judged(applied.held, applied.rule, run.run_id, stage, settings, connections)
+    phases.end("judge")
+    phases.split("judge", "stage", share)
+    if not all(one.sound for one in read):
+        stage_stubs(applied.broken, run.run_id, stage, settings, connections)
     with control, control.cursor() as cursor:
         hold(cursor, run)
         for row in by_verdict:
-            cursor.execute(_SQL["stage_count"], {"run_id": run.run_id, "stage": stage, **row.asDict()})
+            cursor.execute(_SQL["stage_count"], {"run_id": run.run_id, "stage": stage, **row})
         subjects = {f"shard {name}": sum(one.rows for one in read if one.shard == name) for name in settings.producers}
         for subject in sorted({*subjects, *applied.missed}):
             detail = applied.missed.get(subject)
@@ -65,7 +57,7 @@ def judge(
             })  # fmt: skip
         phases.end("stage")
         cursor.execute(_SQL["save_phases"], {"run_id": run.run_id, "phases": record.as_json(phases.seconds)})
-    counts.add("stubs_read", stubs_read)
+    counts.add("stubs_read", sum(one.rows for one in read))
     for row in by_verdict:
         counts.add("deliveries", row["deliveries"])
         counts.add(row["verdict"].lower(), row["deliveries"])

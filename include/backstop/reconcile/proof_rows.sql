@@ -1,6 +1,6 @@
 -- One row for each delivery of a proof: its verdict, and its standing, which is what a proof counts by.
 --
--- For Spark, over the views that apply_rule left. A proof rests on logs: a stub that an earlier run confirmed is done only
+-- For DuckDB, over a judged batch. A proof rests on logs: a stub that an earlier run confirmed is done only
 -- while its log is there; when it was purged since, that is said; when it is not there though nothing was purged, it is not
 -- proven.
 SELECT j.shard, j.topic, j.message_id, j.consumer_group,

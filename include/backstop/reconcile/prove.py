@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
@@ -24,6 +25,7 @@ from backstop.named_sql import load
 from backstop.reconcile.answer_proof import Answer, Counted, Window, answer
 from backstop.reconcile.apply_rule import Phases, apply_rule
 from backstop.reconcile.export_proof import COLUMNS, FORMATS, write_export
+from backstop.reconcile.judge_batches import Rule, judge_batches
 from backstop.reconcile.read import read_window
 from backstop.reconcile.sign_proof import write_manifest
 from backstop.records import Counts, StubStatus
@@ -92,8 +94,8 @@ def prove(
     with Sources(settings, connections) as sources:
         due = read_window(spark, settings, sources, window.topic, window.start, window.end, partitions)
         applied = apply_rule(spark, settings, connections, control, run, sources, due, phases, list(StubStatus))
-    rows = spark.sql(files("backstop.reconcile").joinpath("proof_rows.sql").read_text(encoding="utf-8"))
-    rows = rows.localCheckpoint(eager=True)
+    schema = ", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items())
+    rows = applied.held.mapInArrow(_rows(applied.rule), schema).localCheckpoint(eager=True)
     counts = [
         Counted(row["consumer_group"], row["standing"], row["verdict"], row["reason"], row["count"])
         for row in rows.groupBy("consumer_group", "standing", "verdict", "reason").count().collect()
@@ -144,6 +146,21 @@ def counts_of(proof: Proof) -> Counts:
         counts.add("deliveries", one.deliveries)
         counts.add(one.standing, one.deliveries)
     return counts
+
+
+def _rows(rule: Rule) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    statement = files("backstop.reconcile").joinpath("proof_rows.sql").read_text(encoding="utf-8")
+
+    def rows(batches: Iterator[Any]) -> Iterator[Any]:
+        from backstop.stores.arrow import arrow_schema
+        from backstop.verdicts.evaluate import Engine
+
+        with closing(Engine()) as engine:
+            for batch in judge_batches(rule, batches):
+                found = engine.query(statement, {"judged": batch.judged, "stub": batch.stubs})
+                yield from found.select(list(COLUMNS)).cast(arrow_schema(COLUMNS)).to_batches()
+
+    return rows
 
 
 def _tables(rows: DataFrame) -> Iterator[Any]:

@@ -60,14 +60,15 @@ def quarantine_stubs(
         # Hashes first: comparing eight bytes a row is cheap, and a shared hash is then looked at by its real key.
         hashed = checked.withColumn("key_hash", f.xxhash64("topic", "message_id"))
         shared = hashed.groupBy("key_hash").agg(f.count("*").alias("rows")).where("rows > 1").select("key_hash")
-        twice = (
-            hashed.join(f.broadcast(shared), "key_hash")
-            .groupBy("topic", "message_id").agg(f.count("*").alias("copies")).where("copies > 1")
-        )  # fmt: skip
-        checked = checked.join(f.broadcast(twice), ["topic", "message_id"], "left").withColumn(
-            "broken", f.coalesce("broken", f.when(f.col("copies") > 1, "on_two_shards"))
-        )
-    checked = checked.localCheckpoint(eager=True)
+        shared = shared.localCheckpoint(eager=True)
+        if not shared.isEmpty():
+            twice = (
+                hashed.join(f.broadcast(shared), "key_hash")
+                .groupBy("topic", "message_id").agg(f.count("*").alias("copies")).where("copies > 1")
+            )  # fmt: skip
+            checked = checked.join(f.broadcast(twice), ["topic", "message_id"], "left").withColumn(
+                "broken", f.coalesce("broken", f.when(f.col("copies") > 1, "on_two_shards"))
+            )
     kinds = checked.groupBy("shard", "topic", f.isnull("broken").alias("sound")).agg(f.count("*").alias("rows")).collect()
     read = [Read(kind["shard"], kind["topic"], kind["sound"], kind["rows"]) for kind in kinds]
     broken = checked.where("broken IS NOT NULL")

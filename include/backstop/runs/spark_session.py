@@ -28,6 +28,8 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
+        # Packed tables are rows of megabytes.
+        .config("spark.sql.execution.arrow.maxBytesPerBatch", str(64 * 2**20))
         .config("spark.speculation", "false")
         .config("spark.ui.showConsoleProgress", "false")
     )

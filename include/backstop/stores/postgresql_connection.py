@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
+from itertools import chain
 from typing import Any, TypeVar
 
 import psycopg2
@@ -241,7 +242,10 @@ def storable(text: str) -> bool:
 
 def storable_keys(keys: Iterable[Key]) -> list[Key]:
     """Each key once, without those that PostgreSQL cannot hold: they have no row."""
-    return [key for key in dict.fromkeys(keys) if storable(key.topic) and storable(key.message_id)]
+    once = list(dict.fromkeys(keys))
+    if storable("".join(chain.from_iterable(once))):
+        return once
+    return [key for key in once if storable(key.topic) and storable(key.message_id)]
 
 
 def columns(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, str]:

@@ -45,14 +45,22 @@ class Engine:
         self._db = duckdb.connect(":memory:", config={"threads": 1, "autoinstall_known_extensions": False})
 
     def run(self, name: str, tables: Mapping[str, Any]) -> Any:
-        """The portable text `name` over Arrow tables of its RELATIONS -> an Arrow table."""
-        for relation, columns in RELATIONS[name].items():
-            # The schema is met on the way in: a column that is missing or of another type fails here, by name.
-            self._db.register(relation, tables[relation].select(list(columns)).cast(arrow_schema(columns)))
+        """The portable text `name` over Arrow tables of its RELATIONS (others are left out) -> an Arrow table."""
+        # The schema is met on the way in: a column that is missing or of another type fails here, by name.
+        given = {
+            relation: tables[relation].select(list(columns)).cast(arrow_schema(columns))
+            for relation, columns in RELATIONS[name].items()
+        }
+        return self.query(frames.portable_sql(name), given)
+
+    def query(self, statement: str, tables: Mapping[str, Any]) -> Any:
+        """One SELECT over Arrow tables by their names -> an Arrow table."""
+        for relation, given in tables.items():
+            self._db.register(relation, given)
         try:
-            return self._db.sql(frames.portable_sql(name)).to_arrow_table()
+            return self._db.sql(statement).to_arrow_table()
         finally:
-            for relation in RELATIONS[name]:
+            for relation in tables:
                 self._db.unregister(relation)
 
     def rows(self, name: str, tables: Mapping[str, Sequence[Row]]) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backstop.errors import Unavailable
 from backstop.records import Key
@@ -14,10 +15,11 @@ from backstop.verdicts.sources import Sources
 def read_logs(sources: Sources, owed: pa.Table, away: set[str]) -> tuple[pa.Table, pa.Table]:
     """Rows of OWED -> (rows of FOUND_LOG, rows of ANSWERED). A store in `away` is not asked again: each further wait for its
     time-out would tell nothing new. One that does not answer is added, and noted in `sources.unreachable`."""
-    by_group: dict[str, list[Key]] = {}
-    columns = (owed.column(name).to_pylist() for name in ("consumer_group", "topic", "message_id"))
-    for group, topic, message_id in zip(*columns, strict=True):
-        by_group.setdefault(group, []).append(Key(topic, message_id))
+    by_group = {
+        group: list(map(Key, *(mine.column(name).to_pylist() for name in ("topic", "message_id"))))
+        for group in pc.unique(owed.column("consumer_group")).to_pylist()
+        for mine in [owed.filter(pc.equal(owed.column("consumer_group"), group))]
+    }
     logs = [table(frames.FOUND_LOG, [])]
     answered: list[frames.Row] = []
     for group, keys in by_group.items():

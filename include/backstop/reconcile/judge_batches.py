@@ -1,0 +1,69 @@
+"""Evaluates the rule over what was held fast, in the executors, whole stubs at a time; nothing is read from outside here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backstop.reconcile.lookup import unpack
+from backstop.verdicts import frames
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is the same for every delivery of a run: Arrow tables by the relations of verdict.sql and outcome.sql (all but
+    stub, delivery, attempt and judged). They travel with the tasks."""
+
+    tables: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A batch of whole stubs, judged: Arrow tables with the columns of STUB, of JUDGED, and of outcome.sql."""
+
+    stubs: Any
+    judged: Any
+    outcomes: Any
+
+
+def judge_batches(rule: Rule, batches: Iterator[pa.RecordBatch]) -> Iterator[Judged]:
+    """Rows of lookup.PACKED -> judged, one packed table after the other."""
+    import pyarrow.compute as pc
+
+    from backstop.verdicts.evaluate import Engine
+
+    engine = Engine()
+    try:
+        for held in unpack(batches):
+            stubs = held.filter(_firsts(held))
+            judged = engine.run("verdict", {
+                **rule.tables, "attempt": _attempts(stubs),
+                "delivery": held.filter(pc.is_valid(held.column("consumer_group"))),
+            })  # fmt: skip
+            outcomes = engine.run("outcome", {**rule.tables, "stub": stubs, "judged": judged})
+            yield Judged(stubs.select(list(frames.STUB)), judged, outcomes)
+    finally:
+        engine.close()
+
+
+def _firsts(held: pa.Table) -> Any:
+    """Which rows are the first of their stub."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ids = held.column("stub_id").combine_chunks()
+    return pa.concat_arrays([pa.array([True]), pc.not_equal(ids[1:], ids[:-1])])
+
+
+def _attempts(stubs: pa.Table) -> pa.Table:
+    import pyarrow as pa
+
+    from backstop.verdicts.evaluate import table
+
+    lists = stubs.column("attempts").combine_chunks()
+    each = lists.flatten()
+    return pa.Table.from_struct_array(each) if len(each) else table(frames.ATTEMPT, [])
