@@ -523,6 +523,20 @@ def test_a_promotion_changes_nothing_when(
     assert world.stub() == before
 
 
+def test_a_promotion_that_says_exhausted_does_not_undo_the_raise_of_a_person(world: PostgresWorld, store: StubStore) -> None:
+    exhausted = StubOutcome(KEY, "pending", "exhausted", 1, None)
+    world.put_stub(send_count=1, max_sends=1)
+    as_of = datetime.now(UTC)
+    assert store.raise_max_sends(KEY, 5)
+    assert store.promote([exhausted], as_of) == 0
+    assert (world.stub()["status"], world.stub()["max_sends"]) == ("pending", 5)
+    # What was done says so though somebody raised it, and a run that looked since knows the new limit.
+    assert store.promote([replace(exhausted, new_status="confirmed")], as_of) == 1
+    world.put_stub(message_id="m-2", send_count=1)
+    assert store.raise_max_sends(Key("orders", "m-2"), 5)
+    assert store.promote([replace(exhausted, key=Key("orders", "m-2"))], datetime.now(UTC)) == 1
+
+
 def test_a_stub_under_way_may_stay_pending(world: PostgresWorld, store: StubStore) -> None:
     world.put_stub(send_count=1, attempt_token=token(), attempt_deadline=NOW, attempted_at=NOW)
     assert store.promote([StubOutcome(KEY, "pending", "pending", 1, NOW)], NOW) == 1

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import system as small
+from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, Unavailable
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
@@ -132,6 +133,18 @@ def test_a_confirmed_stub_without_its_log_proves_nothing(system: System, prove: 
     assert "their logs are not there though nothing was purged" in proof.sentence
 
 
+def test_a_log_that_breaks_its_contract_proves_nothing_though_it_says_consumed(system: System, prove: Any) -> None:
+    key = confirmed(system, "m")
+    consumed_by_all(system, key)
+    pass_all(system)
+    # As another program's table may be.
+    system.rows("billing_db", "ALTER TABLE consumer_log ALTER attempts DROP NOT NULL")
+    system.rows("billing_db", "UPDATE consumer_log SET attempts = NULL")
+    proof = prove()
+    assert (proof.answer, standings(proof)) == (Answer.INCOMPLETE, {"done": 1, "unknown": 1})
+    assert "1 deliveries could not be judged" in proof.sentence
+
+
 def test_logs_purged_since_are_said_and_do_not_spoil_the_answer(system: System, prove: Any) -> None:
     system.log(confirmed(system, "old"), "billing")
     system.rows("shipping_db", "INSERT INTO consumer_log_floor (consumer_group, log_floor) VALUES ('shipping', now())")
@@ -164,6 +177,17 @@ def test_a_broken_stub_makes_the_proof_incomplete(system: System, prove: Any) ->
     proof = prove()
     assert proof.answer is Answer.INCOMPLETE
     assert "2 stubs break their contract" in proof.sentence
+
+
+def test_a_stub_that_no_group_takes_makes_the_proof_incomplete(system: System, prove: Any) -> None:
+    written = small.settings_dict()
+    written["topics"]["orders"]["groups"] = {"billing": {"tags": ["eu"]}}
+    system.log(confirmed(system, "eu", tag="eu"), "billing")
+    system.log(confirmed(system, "us", tag="us"), "billing")
+    pass_all(system)
+    proof = prove(settings=Settings.model_validate(written))
+    assert (proof.answer, standings(proof)) == (Answer.INCOMPLETE, {"done": 1})
+    assert "1 stubs are owed by no group" in proof.sentence
 
 
 def test_only_the_window_and_the_topic_are_read(system: System, prove: Any) -> None:

@@ -172,6 +172,22 @@ def test_a_batch_given_up_is_closed_and_only_a_person_asks_for_it_again(ramped: 
     assert out(ramped) == [*wanted[:4], wanted[9]]
 
 
+def test_what_a_dead_worker_held_of_a_batch_given_up_is_not_sent_when_it_is_free_again(ramped: World) -> None:
+    wanted = asked(ramped, 10)
+    ramped.resend(limit=2)
+    held = "UPDATE resend_request SET state = 'claimed', claim_token = gen_random_uuid(), claim_deadline = now() + interval '1 h'"
+    ramped.sql("control", f"{held} WHERE message_id = %s", [wanted[2]])
+    ramped.consume(wanted[0], "billing", state="PARKED")
+    assert ramped.resend()["batches_stopped"] == 1
+    ((case_id, *_),) = cases(ramped)
+    decided(ramped, case_id, "give_up")
+    ramped.expire_claims()
+    ramped.resend()
+    ramped.resend()
+    assert ramped.request(wanted[2])["state"] in ("open", "not_needed")
+    assert out(ramped) == wanted[:2]
+
+
 def test_what_a_stopped_batch_had_released_and_not_sent_waits_as_well(ramped: World) -> None:
     wanted = asked(ramped, 10)
     ramped.resend(limit=2)
