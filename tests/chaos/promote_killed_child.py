@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,15 @@ if case["boundary"] == "inside the control transaction":
 elif case["boundary"] == "after the control commit":
     subject._promote_shards = die
 else:
-    shards = subject.Sources.shard
+    promote_shard, first_is_done = subject._promote_shard, threading.Event()
 
-    def second_shard_dies(self: Any, name: str) -> Any:
-        return die() if name == "shop_b" else shards(self, name)
+    def second_shard_dies(control: Any, store: Any, name: str, *rest: Any) -> Any:
+        if name == "shop_b":
+            first_is_done.wait()
+            die()
+        moved = promote_shard(control, store, name, *rest)
+        first_is_done.set()
+        return moved
 
-    subject.Sources.shard = second_shard_dies  # type: ignore[method-assign]
+    subject._promote_shard = second_shard_dies
 subject.promote(settings, connections, control, run)

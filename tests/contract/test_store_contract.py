@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -518,7 +517,7 @@ def test_a_promotion_changes_nothing_when(
 ) -> None:
     world.put_stub(**stub)
     before = world.stub()
-    judged = replace(StubOutcome(KEY, "pending", "confirmed", 1, NOW), **outcome)
+    judged = StubOutcome(KEY, "pending", "confirmed", 1, NOW)._replace(**outcome)
     assert store.promote([judged], NOW) == 0
     assert world.stub() == before
 
@@ -531,10 +530,10 @@ def test_a_promotion_that_says_exhausted_does_not_undo_the_raise_of_a_person(wor
     assert store.promote([exhausted], as_of) == 0
     assert (world.stub()["status"], world.stub()["max_sends"]) == ("pending", 5)
     # What was done says so though somebody raised it, and a run that looked since knows the new limit.
-    assert store.promote([replace(exhausted, new_status="confirmed")], as_of) == 1
+    assert store.promote([exhausted._replace(new_status="confirmed")], as_of) == 1
     world.put_stub(message_id="m-2", send_count=1)
     assert store.raise_max_sends(Key("orders", "m-2"), 5)
-    assert store.promote([replace(exhausted, key=Key("orders", "m-2"))], datetime.now(UTC)) == 1
+    assert store.promote([exhausted._replace(key=Key("orders", "m-2"))], datetime.now(UTC)) == 1
 
 
 def test_a_stub_under_way_may_stay_pending(world: PostgresWorld, store: StubStore) -> None:

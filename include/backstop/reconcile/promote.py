@@ -9,6 +9,7 @@ that a promotion which comes late changes nothing that has moved on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, islice
 from typing import Any
 
@@ -22,8 +23,9 @@ from backstop.reconcile.blast_radius import Radius, too_wide
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.records import Counts, Key
 from backstop.resend.request import FOR_GOOD, Ask, ask, ramped_topics, route_for
+from backstop.runs.control import connect
 from backstop.runs.run import Run, hold
-from backstop.stores.protocol import StubOutcome
+from backstop.stores.protocol import StubOutcome, StubStore
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -57,13 +59,13 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
     counts = Counts()
     with Sources(settings, connections) as sources:
         for earlier in _half_promoted(control, run):
-            counts.add("finished_for_earlier_runs", _promote_shards(sources, control, *earlier))
+            counts.add("finished_for_earlier_runs", _promote_shards(settings, connections, sources, control, *earlier))
             with control, control.cursor() as cursor:
                 hold(cursor, run)
                 cursor.execute(_SQL["finish_promotion"], {"run_id": earlier[0]})
         counts += _promote_control(settings, control, run)
         counts += find_gaps(settings, sources, control, run)
-        counts.add("stubs_moved", _promote_shards(sources, control, run.run_id, run.as_of))
+        counts.add("stubs_moved", _promote_shards(settings, connections, sources, control, run.run_id, run.as_of))
         missed = dict(sources.unreachable)
     with control, control.cursor() as cursor:
         hold(cursor, run)
@@ -198,23 +200,36 @@ def _half_promoted(control: Any, run: Run) -> list[tuple[int, Any]]:
         return [(run_id, as_of) for run_id, as_of, dry_run in cursor.fetchall() if not dry_run]
 
 
-def _promote_shards(sources: Sources, control: Any, run_id: int, as_of: Any) -> int:
-    """Moves the stubs of every reachable shard; what is left in staging is what is still to do."""
-    moved = 0
+def _promote_shards(
+    settings: Settings, connections: Connections, sources: Sources, control: Any, run_id: int, as_of: Any
+) -> int:
+    """Moves the stubs of every reachable shard, the shards beside one another; what is left in staging is still to do."""
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["staged_shards"], {"run_id": run_id})
-        shards = [name for (name,) in cursor.fetchall()]
-    for name in shards:
+        stores = {name: sources.shard(name) for (name,) in cursor.fetchall()}
+
+    def move(name: str) -> int:
+        own = connect(settings, connections)
         try:
-            with control, control.cursor(name="staged") as rows:
-                rows.itersize = 10_000
-                rows.execute(_SQL["staged_stubs"], {"run_id": run_id, "shard": name})
-                while chunk := rows.fetchmany(10_000):
-                    outcomes = [StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk]
-                    moved += sources.shard(name).promote(outcomes, as_of)
-            with control, control.cursor() as cursor:
-                cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
+            return _promote_shard(own, stores[name], name, run_id, as_of)
         except Unavailable as error:
             sources.missed(f"shard {name}", error)
+            return 0
+        finally:
+            own.close()
+
+    with ThreadPoolExecutor(max_workers=max(1, len(stores))) as threads:
+        return sum(threads.map(move, stores))
+
+
+def _promote_shard(control: Any, store: StubStore, name: str, run_id: int, as_of: Any) -> int:
+    moved = 0
+    with control, control.cursor(name="staged") as rows:
+        rows.itersize = 10_000
+        rows.execute(_SQL["staged_stubs"], {"run_id": run_id, "shard": name})
+        while chunk := rows.fetchmany(10_000):
+            moved += store.promote([StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk], as_of)
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
     return moved
 

@@ -224,7 +224,8 @@ class PostgresStubs:
         moved = 0
         for chunk in _chunks(outcomes):
             rows = [(*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk]
-            moved += len(self._changed("promote", {**columns(rows, names), "as_of": as_of}))
+            ((number,),) = self._connection.rows(_SQL["promote"], {**columns(rows, names), "as_of": as_of})
+            moved += number
         return moved
 
     def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:

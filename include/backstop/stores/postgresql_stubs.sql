@@ -304,20 +304,22 @@ WITH decided AS (
             -- A person who allowed more sends since the run looked changed neither status nor count: not exhausted after all.
             AND (d.new_status <> 'exhausted' OR m.status = 'exhausted' OR m.updated_at <= %(as_of)s::timestamptz)
         FOR UPDATE) s
+), moved AS (
+    UPDATE message_stub s SET
+        status = d.new_status,
+        next_check_at = greatest(s.next_check_at, d.next_look),
+        first_seen_at = coalesce(s.first_seen_at, %(as_of)s::timestamptz),
+        judged_at = greatest(s.judged_at, %(as_of)s::timestamptz),
+        updated_at = clock_timestamp()
+    FROM held h
+    JOIN decided d ON d.topic = h.topic AND d.message_id = h.message_id
+    WHERE s.topic = h.topic AND s.message_id = h.message_id
+        AND s.status = d.old_status AND s.send_count = d.send_count
+        AND s.status NOT IN ('confirmed', 'voided')
+        AND (d.new_status = 'pending' OR s.attempt_token IS NULL)
+    RETURNING 1
 )
-UPDATE message_stub s SET
-    status = d.new_status,
-    next_check_at = greatest(s.next_check_at, d.next_look),
-    first_seen_at = coalesce(s.first_seen_at, %(as_of)s::timestamptz),
-    judged_at = greatest(s.judged_at, %(as_of)s::timestamptz),
-    updated_at = clock_timestamp()
-FROM held h
-JOIN decided d ON d.topic = h.topic AND d.message_id = h.message_id
-WHERE s.topic = h.topic AND s.message_id = h.message_id
-    AND s.status = d.old_status AND s.send_count = d.send_count
-    AND s.status NOT IN ('confirmed', 'voided')
-    AND (d.new_status = 'pending' OR s.attempt_token IS NULL)
-RETURNING s.topic, s.message_id;
+SELECT count(*) FROM moved;
 
 -- name: void: withdraws one message, unless an attempt is under way or its state is final
 UPDATE message_stub SET status = 'voided', updated_at = clock_timestamp()

@@ -101,8 +101,7 @@ class Settlement(NamedTuple):
     as stored by attempted_at + max_send_duration. Null: it began at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class StubOutcome:
+class StubOutcome(NamedTuple):
     """What a run decided of a stub: applied only where status and send_count are as judged."""
 
     key: Key
