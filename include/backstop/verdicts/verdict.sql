@@ -1,7 +1,7 @@
 -- The rule: one verdict for every delivery, first match wins.
 --
--- Portable: Spark evaluates this text over millions of deliveries, DuckDB over those asked for by key. Instants and durations are
--- microseconds (bigint). In:
+-- Portable: DuckDB evaluates it, in Spark's executors over millions of deliveries and at a claim over those asked for by key;
+-- Spark SQL and PostgreSQL give the same answers. Instants and durations are microseconds (bigint). In:
 --   instant         as_of: the one instant of the control database at the start of the run
 --   delivery        a row of deliveries.sql and its group's log row (log_answered: the primary answered for the key)
 --   attempt         send numbers that have ended, of stubs sent more than once; one row for each group addressed
