@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Mapping
 from typing import Any
+from urllib.error import HTTPError
 
 log = logging.getLogger("backstop.notify")
 SECONDS = 10
@@ -55,9 +56,15 @@ def tell_unsaid(settings: Any, connections: Any, conn: Any) -> int:
         text = f"{alert.title}. {alert.body}"
         log.warning("backstop: %s", text)
         notice = {"duty": "watch", "severity": alert.severity, "title": alert.title, "key": alert.key, "text": text}
-        if _deliver(str(url), notice):
-            said(conn, alert)
-            taken += 1
+        try:
+            post(str(url), notice)
+        except OSError as error:
+            _say_undelivered(error)
+            if isinstance(error, HTTPError):
+                continue  # this one was refused
+            break  # nobody is there; each further one would wait for its time-out
+        said(conn, alert)
+        taken += 1
     return taken
 
 
@@ -125,10 +132,14 @@ def _deliver(url: str, notice: Mapping[str, str]) -> bool:
     try:
         post(url, notice)
     except OSError as error:
-        # The reason may quote the URL, which is a secret of its own: only its kind is told.
-        log.error("backstop: the notice could not be delivered (%s); the run stays red", type(error).__name__)
+        _say_undelivered(error)
         return False
     return True
+
+
+def _say_undelivered(error: OSError) -> None:
+    # The reason may quote the URL, which is a secret of its own: only its kind is told.
+    log.error("backstop: the notice could not be delivered (%s); the run stays red", type(error).__name__)
 
 
 def post(url: str, notice: Mapping[str, str]) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from backstop.brokers.protocol import DeadLetterRef
+from backstop.brokers.redis_streams import RedisStreams
 from backstop.cases.decide import decide
+from backstop.errors import BrokerUnavailable, Unavailable
 from backstop.records import Counts
 from backstop.resend.work import prepare, run_once
 from backstop.runs.control import connect
@@ -304,6 +309,28 @@ def test_messages_dead_lettered_before_the_ramp_do_not_stop_it_and_a_new_letter_
     ((_, kind, _, _, summary, evidence),) = cases(ramped)
     assert kind == "ramp_stopped" and f"1 dead lettered ({wanted[5]})" in summary
     assert evidence["harm"] == {"dead_lettered": 1}
+
+
+def test_a_step_waits_when_nobody_can_say_how_old_its_dead_letters_are(ramped: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ids(12)
+    ramped.stubs(wanted)
+    for number, message_id in enumerate(wanted, 1):
+        for group in ("billing", "shipping"):
+            letter(ramped, message_id, f"1-{number}", group)
+    ramped.ask(wanted, by="case 1", ramped=True)
+    ramped.resend(limit=1)
+    confirm(ramped, *out(ramped))
+    answers = RedisStreams.dead_letters
+
+    def gone_since_the_judge_looked(self: RedisStreams, group: str) -> Iterator[DeadLetterRef]:
+        if sys._getframe(1).f_code.co_filename.endswith("old_letters.py"):
+            raise BrokerUnavailable("The broker is away.", kept="All.", next_step="Bring it back.")
+        return answers(self, group)
+
+    with monkeypatch.context() as away, pytest.raises(Unavailable, match="broker"):
+        away.setattr(RedisStreams, "dead_letters", gone_since_the_judge_looked)
+        ramped.resend()
+    assert batch(ramped)["step"] == 1 and out(ramped) == wanted[:4], "not one of the next step"
 
 
 def test_a_message_parked_before_its_step_is_left_behind_and_the_ramp_goes_on(ramped: World) -> None:

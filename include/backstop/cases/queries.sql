@@ -157,7 +157,10 @@ INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)
 SELECT w.shard, w.topic, w.message_id, %(case_id)s, %(who)s, %(why)s
 FROM unnest(%(shards)s::text[], %(topics)s::text[], %(ids)s::text[]) AS w (shard, topic, message_id)
 ORDER BY w.shard, w.topic, w.message_id
-ON CONFLICT (shard, topic, message_id) DO NOTHING;
+-- Whoever began last is who the next decision of the case looks for.
+ON CONFLICT (shard, topic, message_id) DO UPDATE SET
+    case_id = excluded.case_id, decided_by = excluded.decided_by, why = excluded.why
+WHERE withdrawal.applied_at IS NULL;
 
 -- name: withdrawal_applied: their stubs are voided; another decision may have taken the row for forgotten meanwhile
 INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why, applied_at)

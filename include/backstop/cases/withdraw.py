@@ -2,9 +2,9 @@
 
     control: begun | producer: voided, each a compare-and-set | control: applied, or forgotten where it was refused
 
-Two databases: a crash before the last step leaves rows that are only begun. The next decision of the case looks what became
-of them (`settle_begun`); a restore of the producer's database judges them first. What was applied outlives the decision:
-a case that stays open for the rest, or is decided otherwise later, does not give a withdrawn message back.
+Two databases: a crash before the last step leaves rows that are only begun. The next decision of the case looks
+what became of them (`settle_begun`); a restore of the producer's database judges them first. What was applied outlives
+the decision: a case that stays open for the rest, or is decided otherwise later, does not give a withdrawn message back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def withdraw(conn: Any, sources: Sources, intent: Mapping[str, Any], stubs: Iter
     withdrawn, rest = set[Key](), iter(stubs)
     while batch := list(islice(rest, _BATCH)):
         _write(conn, "withdrawal_begun", intent, batch)
-        applied = [(shard, key) for shard, key in batch if sources.shard(shard).void(key) or _is_voided(sources, shard, key)]
+        done = [(shard, key) for shard, key in batch if sources.shard(shard).void(key)]
+        applied = done + _voided(sources, [one for one in batch if one not in set(done)])
         _write(conn, "withdrawal_applied", intent, applied)
         _write(conn, "withdrawal_refused", intent, [one for one in batch if one not in set(applied)])
         withdrawn.update(key for _, key in applied)
@@ -49,14 +50,22 @@ def settle_begun(conn: Any, settings: Settings, connections: Connections, intent
         rest = iter([(shard, Key(topic, message_id)) for shard, topic, message_id in cur.fetchall()])
     with Sources(settings, connections) as sources:
         while batch := list(islice(rest, _BATCH)):
-            voided = [(shard, key) for shard, key in batch if shard in settings.producers and _is_voided(sources, shard, key)]
+            voided = _voided(sources, [(shard, key) for shard, key in batch if shard in settings.producers])
             _write(conn, "withdrawal_applied", intent, voided)
             _write(conn, "withdrawal_refused", intent, [one for one in batch if one not in set(voided)])
 
 
-def _is_voided(sources: Sources, shard: str, key: Key) -> bool:
-    now = sources.shard(shard).stubs([key]).get(key)
-    return now is not None and now.status == StubStatus.VOIDED
+def _voided(sources: Sources, stubs: Sequence[tuple[str, Key]]) -> list[tuple[str, Key]]:
+    """Those whose stubs are voided, one question to each shard."""
+    by_shard: dict[str, list[Key]] = {}
+    for shard, key in stubs:
+        by_shard.setdefault(shard, []).append(key)
+    return [
+        (shard, key)
+        for shard, keys in by_shard.items()
+        for key, stub in sources.shard(shard).stubs(keys).items()
+        if stub.status == StubStatus.VOIDED
+    ]
 
 
 def _write(conn: Any, query: str, intent: Mapping[str, Any], rows: Sequence[tuple[str, Key]]) -> None:

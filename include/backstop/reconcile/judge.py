@@ -11,9 +11,10 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.reconcile import record
-from backstop.reconcile.apply_rule import Phases, apply_rule
+from backstop.reconcile.gather import Phases, gather
+from backstop.reconcile.judge_and_stage import judge_and_stage
 from backstop.reconcile.read import read_due
-from backstop.reconcile.stage import stage_judged, stage_stubs
+from backstop.reconcile.stage import stage_stubs
 from backstop.records import Counts
 from backstop.runs.run import Run, begin_stage, hold
 from backstop.stores.protocol import Scope
@@ -36,21 +37,21 @@ def judge(
     partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
     with Sources(settings, connections) as sources:
         due = read_due(spark, settings, sources, run.as_of, scope, partitions)
-        applied = apply_rule(spark, settings, connections, control, run, sources, due, phases)
+        gathered = gather(spark, settings, connections, control, run, sources, due, phases)
         away = len(sources.unreachable)
-    read = applied.read
-    by_verdict, share = stage_judged(applied.held, applied.rule, run.run_id, stage, settings, connections)
+    read = gathered.read
+    by_verdict, share = judge_and_stage(gathered.held, gathered.rule, run.run_id, stage, settings, connections)
     phases.end("judge")
     phases.split("judge", "stage", share)
     if not all(one.sound for one in read):
-        stage_stubs(applied.broken, run.run_id, stage, settings, connections)
+        stage_stubs(gathered.broken, run.run_id, stage, settings, connections)
     with control, control.cursor() as cursor:
         hold(cursor, run)
         for row in by_verdict:
             cursor.execute(_SQL["stage_count"], {"run_id": run.run_id, "stage": stage, **row})
         subjects = {f"shard {name}": sum(one.rows for one in read if one.shard == name) for name in settings.producers}
-        for subject in sorted({*subjects, *applied.missed}):
-            detail = applied.missed.get(subject)
+        for subject in sorted({*subjects, *gathered.missed}):
+            detail = gathered.missed.get(subject)
             cursor.execute(_SQL["stage_read"], {
                 "run_id": run.run_id, "stage": stage, "subject": subject, "rows_read": subjects.get(subject, 0),
                 "complete": detail is None, "detail": detail,

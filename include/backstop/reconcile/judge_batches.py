@@ -12,6 +12,8 @@ from backstop.verdicts import frames
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from backstop.verdicts.evaluate import Engine
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -22,32 +24,34 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A batch of whole stubs, judged: Arrow tables with the columns of STUB, of JUDGED, and of outcome.sql."""
+class JudgedBatch:
+    """A batch of whole stubs, judged: Arrow tables with the columns of STUB and of JUDGED."""
 
     stubs: Any
     judged: Any
-    outcomes: Any
 
 
-def judge_batches(rule: Rule, batches: Iterator[pa.RecordBatch]) -> Iterator[Judged]:
+def judge_batches(rule: Rule, engine: Engine, batches: Iterator[pa.RecordBatch]) -> Iterator[JudgedBatch]:
     """Rows of lookup.PACKED -> judged, one packed table after the other."""
     import pyarrow.compute as pc
 
-    from backstop.verdicts.evaluate import Engine
+    for held in unpack(batches):
+        stubs = held.filter(_firsts(held))
+        # Dead letters and decisions may be many: only those of these messages are given to the engine.
+        mine = {
+            name: rule.tables[name].filter(pc.is_in(rule.tables[name].column("message_id"), stubs.column("message_id")))
+            for name in ("dead_letter", "decision")
+        }
+        judged = engine.run("verdict", {
+            **rule.tables, **mine, "attempt": _attempts(stubs),
+            "delivery": held.filter(pc.is_valid(held.column("consumer_group"))),
+        })  # fmt: skip
+        yield JudgedBatch(stubs, judged)
 
-    engine = Engine()
-    try:
-        for held in unpack(batches):
-            stubs = held.filter(_firsts(held))
-            judged = engine.run("verdict", {
-                **rule.tables, "attempt": _attempts(stubs),
-                "delivery": held.filter(pc.is_valid(held.column("consumer_group"))),
-            })  # fmt: skip
-            outcomes = engine.run("outcome", {**rule.tables, "stub": stubs, "judged": judged})
-            yield Judged(stubs.select(list(frames.STUB)), judged, outcomes)
-    finally:
-        engine.close()
+
+def outcomes_of(rule: Rule, engine: Engine, batch: JudgedBatch) -> pa.Table:
+    """What each stub of the batch becomes: rows of outcome.sql."""
+    return engine.run("outcome", {**rule.tables, "stub": batch.stubs, "judged": batch.judged})
 
 
 def _firsts(held: pa.Table) -> Any:

@@ -31,6 +31,8 @@ from backstop.verdicts.sources import Sources
 _SQL = load("backstop.reconcile", "queries.sql")
 _FORGET_HISTORY = load("backstop.verdicts", "queries.sql")["forget_history"]
 _BATCH = 5_000
+_SHARDS_AT_ONCE = 8
+"""Each has a connection to the control database."""
 Delivery = tuple[str, str]
 """topic, consumer_group"""
 Member = tuple[str, str, str, str]
@@ -218,7 +220,7 @@ def _promote_shards(
         finally:
             own.close()
 
-    with ThreadPoolExecutor(max_workers=max(1, len(stores))) as threads:
+    with ThreadPoolExecutor(max_workers=_SHARDS_AT_ONCE) as threads:
         return sum(threads.map(move, stores))
 
 

@@ -23,8 +23,8 @@ from backstop.config.signing_key import signing_key
 from backstop.errors import ConfigurationError
 from backstop.named_sql import load
 from backstop.reconcile.answer_proof import Answer, Counted, Window, answer
-from backstop.reconcile.apply_rule import Phases, apply_rule
 from backstop.reconcile.export_proof import COLUMNS, FORMATS, write_export
+from backstop.reconcile.gather import Phases, gather
 from backstop.reconcile.judge_batches import Rule, judge_batches
 from backstop.reconcile.read import read_window
 from backstop.reconcile.sign_proof import write_manifest
@@ -93,23 +93,23 @@ def prove(
     partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
     with Sources(settings, connections) as sources:
         due = read_window(spark, settings, sources, window.topic, window.start, window.end, partitions)
-        applied = apply_rule(spark, settings, connections, control, run, sources, due, phases, list(StubStatus))
+        gathered = gather(spark, settings, connections, control, run, sources, due, phases, list(StubStatus))
     schema = ", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items())
-    rows = applied.held.mapInArrow(_rows(applied.rule), schema).localCheckpoint(eager=True)
+    rows = gathered.held.mapInArrow(_rows(gathered.rule), schema).localCheckpoint(eager=True)
     counts = [
         Counted(row["consumer_group"], row["standing"], row["verdict"], row["reason"], row["count"])
         for row in rows.groupBy("consumer_group", "standing", "verdict", "reason").count().collect()
     ]
     counts.sort(key=lambda one: (one.consumer_group, one.standing, one.verdict, one.reason))
     stubs = {row["status"] or "null": row["count"] for row in due.stubs.groupBy("status").count().collect()}
-    broken = sum(one.rows for one in applied.read if not one.sound)
+    broken = sum(one.rows for one in gathered.read if not one.sound)
     owed = rows.select("topic", "message_id").distinct().count()
     lost = [
         (row["message_id"], row["consumer_group"], row["verdict"], row["reason"])
         for row in rows.where("standing = 'lost'").orderBy("message_id", "consumer_group").limit(LOST_SHOWN).collect()
     ]
     total = sum(stubs.values())
-    said, sentence = answer(window, total, owed, counts, broken, applied.missed)
+    said, sentence = answer(window, total, owed, counts, broken, gathered.missed)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     written, digest = write_export(_tables(rows), folder or Path(), formats if folder is not None else ())
@@ -117,7 +117,7 @@ def prove(
         manifest = {
             "run_id": run.run_id, "as_of": run.as_of.isoformat(), "topic": window.topic, "from": window.start.isoformat(),
             "to": window.end.isoformat(), "policy_version": settings.version, "answer": str(said), "sentence": sentence,
-            "stubs": stubs, "deliveries": digest.rows, "counts": digest.by_standing, "missed": dict(applied.missed),
+            "stubs": stubs, "deliveries": digest.rows, "counts": digest.by_standing, "missed": dict(gathered.missed),
             "broken": broken, "digest": str(digest),
         }  # fmt: skip
         write_manifest(folder, manifest, written, signing_key(settings))
@@ -127,7 +127,7 @@ def prove(
         cursor.execute(_SQL["save_proof"], {
             "run_id": run.run_id, "topic": window.topic, "start": window.start, "end": window.end, "answer": str(said),
             "sentence": sentence, "stubs": json.dumps(stubs), "owed_stubs": owed, "broken": broken,
-            "deliveries": digest.rows, "missed": json.dumps(dict(applied.missed)), "digest": str(digest),
+            "deliveries": digest.rows, "missed": json.dumps(dict(gathered.missed)), "digest": str(digest),
         })  # fmt: skip
         for one in counts:
             cursor.execute(_SQL["save_proof_count"], {
@@ -156,7 +156,7 @@ def _rows(rule: Rule) -> Callable[[Iterator[Any]], Iterator[Any]]:
         from backstop.verdicts.evaluate import Engine
 
         with closing(Engine()) as engine:
-            for batch in judge_batches(rule, batches):
+            for batch in judge_batches(rule, engine, batches):
                 found = engine.query(statement, {"judged": batch.judged, "stub": batch.stubs})
                 yield from found.select(list(COLUMNS)).cast(arrow_schema(COLUMNS)).to_batches()
 

@@ -21,23 +21,27 @@ class OldLetters:
         """`released_at`: when the step was released, by the control database's clock."""
         self._worker, self._topic = worker, topic
         self._since = released_at - worker.policy(topic).max_clock_skew
+        self._asked = False
         self._new: _New | None = None
 
-    def groups(self, judged: Sequence[Judged]) -> set[str]:
-        """Of one message's deliveries: the groups that are DEAD_LETTERED by letters from before the step alone.
+    def groups(self, judged: Sequence[Judged]) -> set[str] | None:
+        """Of one message's deliveries: the groups that are DEAD_LETTERED by letters from before the step alone; null: that is
+        not known, because the broker did not answer, which the run misses.
 
         A letter whose time is not known counts as new, and so does one within the clocks' tolerance: a stop too many asks a
-        person. When the broker does not answer, the run misses it and every letter counts as old: the message then waits.
+        person.
         """
         dead = {one.consumer_group: one.message_id for one in judged if one.verdict is Verdict.DEAD_LETTERED}
         if not dead:
             return set()
-        if self._new is None:
-            self._new = self._read()
+        if not self._asked:
+            self._asked, self._new = True, self._read()
         new = self._new
+        if new is None:
+            return None
         return {group for group, message_id in dead.items() if not {(group, message_id), (None, message_id)} & new}
 
-    def _read(self) -> _New:
+    def _read(self) -> _New | None:
         name, new = self._worker.broker_name(self._topic), _New()
         try:
             for group in self._worker.settings.groups_of(self._topic):
@@ -47,5 +51,5 @@ class OldLetters:
                         new.add((letter.group, letter.message_id))
         except Unavailable as error:
             self._worker.miss(f"broker {name}", error.what)
-            return _New()
+            return None
         return new

@@ -23,6 +23,8 @@ _SUMMARIES: Mapping[CaseKind, str] = {
 }
 _PAGE = 200
 """Messages of a key that are judged at once."""
+_LONGEST_LINE = 2_000
+"""Stuck messages of a key that a person's request is let past in one claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ def keep_order(
         answer = decide_order(
             send, near, heads.get(near.open_before, ()) if near and near.open_before else (),
             by_person=request.requested_by != RECONCILE, gap=worker.policy(lot.topic).ordering_gap, later=later,
-            moving=lines[near.ordering_key].before(request.key.message_id) if near and near.ordering_key in lines else None,
+            moving=lines[near.ordering_key].before(request.key.message_id)
+            if near and near.ordering_key in lines and request.requested_by != RECONCILE else None,
         )  # fmt: skip
         kept[request.request_id] = answer.decision
         if near is not None and answer.case is not None:
@@ -99,7 +102,8 @@ def _lines_of_people(
 
 
 def _line(worker: Worker, lot: Lot, ordering_key: str) -> Line:
-    """Walks along the open messages of a key to the first that is, for one group at least, neither done nor stuck."""
+    """Walks along the open messages of a key to the first that is, for one group at least, neither done nor stuck. In a line
+    so long that the claim would run out meanwhile, what lies beyond waits."""
     store, stuck, last = worker.judge.sources.shard(lot.shard), set[str](), None
     while page := store.open_in_line(lot.topic, ordering_key, last, _PAGE):
         judgement = worker.judge.judgement([Key(lot.topic, message_id) for message_id in page])
@@ -113,6 +117,8 @@ def _line(worker: Worker, lot: Lot, ordering_key: str) -> Line:
                 return Line(frozenset(stuck), message_id)
             stuck.add(message_id)
         last = page[-1]
+        if len(stuck) >= _LONGEST_LINE:
+            return Line(frozenset(stuck), last)
     return Line(frozenset(stuck), None)
 
 

@@ -101,7 +101,8 @@ def _advance(
             judged_of = by_key.get(one.message_id, [])
             # What did not answer tells nothing: a message that no shard seems to have may be in the one that is away.
             away = not judged_of and judgement.unreachable
-            look.add(one.message_id, "waits" if away else stand(one, judged_of, released_at, letters.groups(judged_of)))
+            old = letters.groups(judged_of)
+            look.add(one.message_id, "waits" if away or old is None else stand(one, judged_of, released_at, old))
     counts, policy = Counts(), worker.policy(topic)
     where = {"batch_id": batch_id, "step": step, "pardoned": pardoned}
     with worker.control, worker.control.cursor() as cursor:

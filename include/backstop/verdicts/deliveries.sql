@@ -1,6 +1,6 @@
 -- Which groups owe which stub: one row for each (stub, consumer group) that the group owes.
 --
--- Portable: Spark and PostgreSQL run this text as it is. Instants are microseconds since 1970.
+-- Portable, as verdict.sql. Instants are microseconds since 1970.
 -- In: stub, policy (one row for each topic and group), group_tag (the tags of groups that filter), start_offset.
 -- A stub below the offsets at which the group started is not owed; a stub without an offset is owed by created_at alone.
 SELECT

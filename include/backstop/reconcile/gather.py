@@ -57,7 +57,7 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class Gathered:
     """What was read, and what judges it: `held` has the columns of lookup.PACKED, `broken` those of staged_stub.
 
     `missed`: what did not answer or cannot be judged by, and why.
@@ -70,16 +70,16 @@ class Applied:
     missed: Mapping[str, str]
 
 
-def apply_rule(
+def gather(
     spark: SparkSession, settings: Settings, connections: Connections, control: Any, run: Run, sources: Sources,
     due: Due, phases: Phases, statuses: Sequence[StubStatus] = OPEN,
-) -> Applied:  # fmt: skip
+) -> Gathered:  # fmt: skip
     """Every sound stub with its deliveries' logs, held fast, and the rule over them. Broken rows go to the quarantine, what
     was seen of queues and groups to the progress tables; both writes hold the run's token (RunLost)."""
-    compile_rule(spark, False)
+    _compile_spark(spark, False)
     stubs, broken, read = quarantine_stubs(due.stubs, settings, control, run, statuses)
     topics = {one.topic for one in read if one.sound}
-    compile_rule(spark, sum(one.rows for one in read) >= _WORTH_COMPILING)
+    _compile_spark(spark, sum(one.rows for one in read) >= _WORTH_COMPILING)
     stubs = _with_attempts(stubs, due.attempts)
     phases.end("read")
 
@@ -110,7 +110,7 @@ def apply_rule(
         "decision": table(frames.DECISION, decisions), "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(settings)),
     })  # fmt: skip
     phases.end("lookup")
-    return Applied(held, rule, broken, read, {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable})
+    return Gathered(held, rule, broken, read, {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable})
 
 
 def _with_attempts(stubs: DataFrame, attempts: DataFrame) -> DataFrame:
@@ -134,7 +134,7 @@ def _doubtful_clocks(settings: Settings, looks: look.Looks, away: Mapping[str, s
     return problems
 
 
-def compile_rule(spark: SparkSession, worth_it: bool) -> None:
+def _compile_spark(spark: SparkSession, worth_it: bool) -> None:
     """Bytecode for large runs, an interpreter for small ones."""
     spark.conf.set("spark.sql.codegen.wholeStage", str(worth_it).lower())
     spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if worth_it else "NO_CODEGEN")

@@ -1,0 +1,91 @@
+"""Judges what was held fast, counts the verdicts and stages them, in one pass on the executors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.named_sql import load
+from backstop.reconcile.judge_batches import Rule, judge_batches, outcomes_of
+from backstop.reconcile.stage import (
+    STAGED_STUB,
+    STAGED_VERDICT,
+    connect_staging,
+    fill_incoming,
+    keep_incoming,
+    open_incoming,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+COUNTED = {
+    "topic": "string", "consumer_group": "string", "verdict": "string", "deliveries": "bigint", "eligible": "bigint",
+    "newly": "bigint",
+}  # fmt: skip
+_SPENT = {"seconds": "double", "staging": "double"}
+_SQL = load("backstop.reconcile", "staged.sql")
+Batches = Iterator["pa.RecordBatch"]
+
+
+def judge_and_stage(
+    held: DataFrame, rule: Rule, run_id: int, stage: int, settings: Settings, connections: Connections
+) -> tuple[list[dict[str, Any]], float]:
+    """Judges rows of lookup.PACKED and stages verdicts and stub outcomes; returns rows of COUNTED, and which share of the time
+    was spent on staging."""
+    url = connections.url(settings.control)
+    schema = ", ".join(f"`{name}` {kind}" for name, kind in {**COUNTED, **_SPENT}.items())
+    counts: Counter[tuple[str, str, str, str]] = Counter()
+    seconds = staging = 0.0
+    for row in held.mapInArrow(_judge(url, rule, run_id, stage), schema).collect():
+        if row["topic"] is None:
+            seconds, staging = seconds + row["seconds"], staging + row["staging"]
+            continue
+        for what in ("deliveries", "eligible", "newly"):
+            counts[row["topic"], row["consumer_group"], row["verdict"], what] += row[what]
+    found = [
+        {"topic": topic, "consumer_group": group, "verdict": verdict,
+         **{what: counts[topic, group, verdict, what] for what in ("deliveries", "eligible", "newly")}}
+        for topic, group, verdict in sorted({key[:3] for key in counts})
+    ]  # fmt: skip
+    return found, staging / seconds if seconds else 0.0
+
+
+def _judge(url: str, rule: Rule, run_id: int, stage: int) -> Callable[[Batches], Batches]:
+    def judge(batches: Batches) -> Batches:
+        import pyarrow as pa
+
+        from backstop.stores.arrow import arrow_schema
+        from backstop.verdicts.evaluate import Engine
+
+        schema = arrow_schema({**COUNTED, **_SPENT})
+        counted, staging, begun = [], 0.0, monotonic()
+        with (
+            closing(Engine()) as engine, closing(connect_staging(url)) as connection, connection, connection.cursor() as cursor,
+        ):  # fmt: skip
+            open_incoming(cursor, "staged_verdict", STAGED_VERDICT)
+            open_incoming(cursor, "staged_stub", STAGED_STUB)
+            for batch in judge_batches(rule, engine, batches):
+                outcomes = outcomes_of(rule, engine, batch)
+                counted.append(engine.query(_SQL["counted"], {"judged": batch.judged}))
+                since = monotonic()
+                kept = engine.query(_SQL["kept"], {"judged": batch.judged})
+                fill_incoming(cursor, "staged_verdict", STAGED_VERDICT, run_id, stage, kept)
+                fill_incoming(cursor, "staged_stub", STAGED_STUB, run_id, stage, outcomes)
+                staging += monotonic() - since
+            since = monotonic()
+            keep_incoming(cursor, "staged_verdict", STAGED_VERDICT)
+            keep_incoming(cursor, "staged_stub", STAGED_STUB)
+        ended = monotonic()
+        spent = {"seconds": ended - begun, "staging": staging + ended - since}
+        for rows in (*(counts.to_pylist() for counts in counted), [spent]):
+            full = [{name: row.get(name) for name in schema.names} for row in rows]
+            yield from pa.Table.from_pylist(full, schema=schema).to_batches()
+
+    return judge
