@@ -25,7 +25,7 @@ from backstop.local.stage import Stage
 
 FOLDER = PROJECT / "build" / "demo"
 DEFAULT_MESSAGES = 4000
-QUIET_SECONDS = 600.0
+QUIET_SECONDS = 900.0
 LAST_RUNS_SECONDS = 300.0
 SCHEDULES = {
     # As often as they can: a run that finds nothing due costs next to nothing.
