@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic, sleep
+from time import monotonic
 
 from backstop.local.airflow_api import AirflowApi
 from backstop.local.faults import change
@@ -10,7 +10,6 @@ from backstop.local.stage import Stage
 from backstop.local.wait_for import wait_for
 
 DUTIES = ("reconcile", "resend")
-CLOSING_SECONDS = 5.0
 
 
 def wait_until_quiet(stage: Stage, seconds: float) -> None:
@@ -49,45 +48,35 @@ def still_open(stage: Stage) -> dict[str, int]:
 def stop_duties(stage: Stage, api: AirflowApi, seconds: float) -> None:
     """No new run begins, and none is cut short.
 
-    A paused DAG does not go on with the run it is in, except for tasks that were handed out already: so the moment to
-    pause is when nothing but the last task of a run is left.
+    A paused DAG does not go on with the run it is in, except for tasks that were handed out already: so the moment to pause
+    is when no run of ours is open. Airflow's own runs begin every few seconds, and most of them find nothing due.
     """
     deadline = monotonic() + seconds
     while True:
         wait_for(
-            "The end of the last runs",
-            lambda: not any(unfinished(api, duty) for duty in DUTIES),
-            max(1.0, deadline - monotonic()),
-            lambda: str([unfinished(api, duty) for duty in DUTIES]),
-            every=0.1,
-        )
+            "The end of the last runs", lambda: not open_runs(stage), max(1.0, deadline - monotonic()),
+            lambda: str(open_runs(stage)), every=0.1,
+        )  # fmt: skip
         for duty in DUTIES:
             api.pause(duty)
-        if not begun_meanwhile(stage):
+        wait_for(
+            "The end of the last tasks", lambda: not any(handed_out(api, duty) for duty in DUTIES),
+            max(1.0, deadline - monotonic()), lambda: str([handed_out(api, duty) for duty in DUTIES]), every=0.1,
+        )  # fmt: skip
+        if not open_runs(stage):
             return
+        # One began just before the pause: it goes on, and another moment is looked for.
         for duty in DUTIES:
             api.unpause(duty)
 
 
-def unfinished(api: AirflowApi, duty: str) -> list[str]:
-    """The duty's runs of which more than the tear-down is still to be handed out."""
+def handed_out(api: AirflowApi, duty: str) -> list[str]:
+    """The duty's tasks that run, pause or no pause."""
     under_way = [run["dag_run_id"] for run in api.dag_runs(duty, limit=5) if run["state"] == "running"]
-    return [run for run in under_way if not closing(api, duty, run)]
-
-
-def closing(api: AirflowApi, duty: str, run: str) -> bool:
-    states = {task["task_id"]: task["state"] for task in api.task_instances(duty, run)}
-    return states.get("close_run") in ("queued", "running", "success", "failed", "skipped")
-
-
-def begun_meanwhile(stage: Stage) -> bool:
-    """Whether a run is under way that does not end within seconds: it began just before the pause."""
-    deadline = monotonic() + CLOSING_SECONDS
-    while open_runs(stage):
-        if monotonic() > deadline:
-            return True
-        sleep(0.1)
-    return False
+    return [
+        f"{run} {task['task_id']}"
+        for run in under_way for task in api.task_instances(duty, run) if task["state"] in ("queued", "running")
+    ]  # fmt: skip
 
 
 def open_runs(stage: Stage) -> list[tuple[object, ...]]:
