@@ -17,14 +17,18 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsp
 from backstop.errors import ConfigurationError
 
 _KEPT = "Nothing was started, read or changed."
-_SCHEMES = {"postgres": "postgresql", "postgresql": "postgresql", "redis": "redis", "rediss": "rediss"}
-# What libpq and redis understand of a connection's extra; the rest is meant for Airflow's own hooks.
+_SCHEMES = {
+    "postgres": "postgresql", "postgresql": "postgresql", "redis": "redis", "rediss": "rediss",
+    "mysql": "mysql", "mariadb": "mysql",
+}  # fmt: skip
+# What libpq, redis and PyMySQL understand of a connection's extra; the rest is meant for Airflow's own hooks.
 _PARAMETERS = {
     "postgresql": (
         "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "target_session_attrs", "options",
         "gssencmode", "application_name", "connect_timeout", "keepalives_idle",
     ),
     "redis": ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
+    "mysql": ("ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity"),
 }  # fmt: skip
 
 Resolver = Callable[[str], str | None]
@@ -164,7 +168,7 @@ def _from_json(connection: Mapping[str, Any]) -> str:
     address = f"[{host}]" if ":" in host else host
     if connection.get("port"):
         address = f"{address}:{int(connection['port'])}"
-    if scheme == "postgresql":
+    if scheme in ("postgresql", "mysql"):
         path = quote(connection.get("schema") or "", safe="")
     else:
         path = str(int(extra.get("db", connection.get("schema") or 0)))
@@ -174,6 +178,6 @@ def _from_json(connection: Mapping[str, Any]) -> str:
 def _url(scheme: str, address: str, path: str, extra: Mapping[str, Any]) -> str:
     if scheme == "redis" and extra.get("ssl") in (True, "true", "True", "1"):
         scheme = "rediss"
-    known = _PARAMETERS["postgresql" if scheme == "postgresql" else "redis"]
+    known = _PARAMETERS["redis" if scheme == "rediss" else scheme]
     query = urlencode({name: value for name, value in extra.items() if name in known}, quote_via=quote)
     return urlunsplit((scheme, address, f"/{path}", query, ""))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from backstop.config.durations import written
+from backstop.config.foreign import DedupListenerMysql, PlainKeys
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 
@@ -63,6 +64,7 @@ def _references(settings: Settings) -> Iterator[Problem]:
         for group in topic_settings.groups:
             if group not in settings.groups:
                 yield Problem(f"topics.{topic}.groups", group, f"one of groups: {', '.join(settings.groups)}")
+    yield from _foreign_leases(settings)
     # Two shards over one database would make every stub "one id on two shards".
     for shard, store in settings.producers.items():
         for other, theirs in settings.producers.items():
@@ -70,6 +72,32 @@ def _references(settings: Settings) -> Iterator[Problem]:
                 break
             if theirs.connection == store.connection:
                 yield Problem(f"producers.{shard}.connection", store.connection, f"another one than that of {other}")
+
+
+def _foreign_leases(settings: Settings) -> Iterator[Problem]:
+    for name, foreign in settings.foreign_leases.items():
+        at = f"foreign_leases.{name}"
+        if foreign.group not in settings.groups:
+            yield Problem(f"{at}.group", foreign.group, f"one of groups: {', '.join(settings.groups)}")
+            continue
+        taken = settings.topics_of(foreign.group)
+        for topic in foreign.topics or ():
+            if topic not in taken:
+                yield Problem(f"{at}.topics", topic, f"one of the topics of {foreign.group}: {', '.join(taken)}")
+        if not taken:
+            yield Problem(f"{at}.group", foreign.group, "a group that takes at least one topic")
+        if isinstance(foreign, DedupListenerMysql):
+            continue
+        topics = foreign.topics or taken
+        if isinstance(foreign, PlainKeys) and not foreign.names_topic and len(topics) > 1:
+            says = f"with {{topic}}, or one of these as the only topic: {', '.join(topics)}"
+            yield Problem(f"{at}.pattern", foreign.pattern, says)
+        # A handler works on a key without touching it: freed meanwhile, a second copy would begin beside it.
+        policies = [settings.policy_for(topic, foreign.group) for topic in topics if topic in taken]
+        longest = max((policy.consume_timeout + policy.max_clock_skew for policy in policies), default=timedelta(0))
+        if foreign.untouched_for < longest:
+            says = f"at least consume_timeout + max_clock_skew ({written(longest)})"
+            yield Problem(f"{at}.untouched_for", written(foreign.untouched_for), says)
 
 
 def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:

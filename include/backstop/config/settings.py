@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from backstop.config.durations import Duration, parse
+from backstop.config.foreign import ForeignSettings
 from backstop.config.policy import Policy
 from backstop.errors import ConfigurationError
 
@@ -187,6 +188,9 @@ class Settings(_Frozen):
     heartbeat: HeartbeatSettings | None = None
     metrics: MetricsSettings | None = None
     prove: ProveSettings | None = None
+    foreign_leases: dict[Name, ForeignSettings] = Field(
+        default={}, description="idempotency records of other programs, which the sweep reads and frees"
+    )
 
     _policies: dict[tuple[str | None, str | None], Policy] = PrivateAttr(default_factory=dict)
     _version: str = PrivateAttr(default="")
@@ -245,6 +249,7 @@ class Settings(_Frozen):
         named += [settings.connection for settings in self.producers.values()]
         named += [settings.connection for settings in self.consumers.values()]
         named += [settings.connection for settings in self.brokers.values()]
+        named += [foreign.connection for foreign in self.foreign_leases.values()]
         if self.notify is not None:
             named.append(self.notify.url)
         return tuple(dict.fromkeys(named))

@@ -1,0 +1,1 @@
+"""Takes back what dead workers left: expired leases, and the stuck idempotency records of other programs."""
