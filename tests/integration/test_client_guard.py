@@ -11,7 +11,7 @@ import pytest
 
 from backstop.errors import ContractBroken, LeaseLost
 from backstop.leases import guard
-from backstop.leases.guard import Acquired, Arrival, Busy, Conflict, Done, Parked, Superseded
+from backstop.leases.lease import Acquired, Arrival, Busy, Conflict, Done, Parked, Superseded
 from backstop.records import Position
 from client_world import GROUP, TOPIC, Database, consumer, postgres  # noqa: F401
 

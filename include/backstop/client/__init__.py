@@ -5,26 +5,37 @@ A producer calls `record` in its business transaction and `send` after the commi
 worker is a `Consumer`. Programs in other languages follow docs/wire-contract.md.
 """
 
-from backstop.client.consumer import Consumer, Handler, Work
+from backstop.client.consumer import Consumer
 from backstop.client.keep_connection import KeptConnection
 from backstop.client.publish import SendState, Sent, send, send_many, settle
 from backstop.client.run_until_signal import run_until_signal
 from backstop.client.stub_writer import NewMessage, Recorded, SendPolicy, record, record_many
+from backstop.client.ways import Handler, Row, Work, leased, row_lock, transactional
+from backstop.leases.front import Front
+from backstop.leases.redis_exchange import RedisExchange
+from backstop.leases.redis_guard import RedisGuard
 
 __all__ = [
     "Consumer",
+    "Front",
     "Handler",
     "KeptConnection",
     "NewMessage",
     "Recorded",
+    "RedisExchange",
+    "RedisGuard",
+    "Row",
     "SendPolicy",
     "SendState",
     "Sent",
     "Work",
+    "leased",
     "record",
     "record_many",
+    "row_lock",
     "run_until_signal",
     "send",
     "send_many",
     "settle",
+    "transactional",
 ]

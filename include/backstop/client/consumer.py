@@ -1,4 +1,4 @@
-"""Consume: log at first receipt, do the work and complete in one transaction, then acknowledge.
+"""Consume: log at first receipt, do the work in its way, then acknowledge.
 
 Per batch: fetch | begin, commit | for each message: handler and complete, commit | acknowledge. A crash
 at any `|` is repaired by the broker's redelivery, which meets the log: BUSY until the lease ends, then
@@ -9,8 +9,7 @@ message.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import chain
 
@@ -18,12 +17,15 @@ from backstop.brokers.protocol import Received, Subscription
 from backstop.client.check_message import GROUP_BYTES, check_text
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
+from backstop.client.lease_store import lease_store
+from backstop.client.process import Ended, process, process_under_row_lock
 from backstop.client.read_headers import Copy, read_headers
-from backstop.errors import ConfigurationError, ContractBroken, LeaseLost, StoreUnavailable, Unavailable
-from backstop.leases import guard
-from backstop.leases.guard import Acquired, Begun, Busy, Conflict, Done, Parked, Superseded
-from backstop.records import Counts, Message
-from backstop.run_sql import Connection
+from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
+from backstop.errors import ConfigurationError, ContractBroken, StoreUnavailable, Unavailable
+from backstop.leases.front import Front
+from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Begun, Busy, Conflict, Done, Parked, Superseded
+from backstop.leases.redis_guard import RedisGuard
+from backstop.records import Counts
 
 log = logging.getLogger(__name__)
 
@@ -35,28 +37,13 @@ ACKNOWLEDGE_EVERY = 1.0
 redeliver."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a handler may know of its lease."""
-
-    fence: int
-    """Grows with every grant: a downstream system can refuse a smaller one."""
-    deliveries: int
-    """How often the broker has delivered this message to the group."""
-    lost: threading.Event
-    """Set when the lease was lost: the result will be rolled back, so a long handler may give up."""
-    stopping: threading.Event
-    """Set when the consumer is to stop."""
-
-
-Handler = Callable[[Connection, Message, Work], None]
-"""Does the work through the connection it is given, without commit or rollback; an exception is a failure."""
-
-
 class Consumer:
-    """One worker of a consumer group, over one subscription and one database. Not shared between threads.
+    """One worker of a consumer group, over one subscription and its leases. Not shared between threads.
 
-    `connect` opens a connection to the consumer database (autocommit off); the consumer keeps two of them.
+    `connect` opens a connection to the consumer database (autocommit off); the consumer keeps two of them. `redis` is
+    a Front beside it (recommended: what is done or busy is answered without the database) or, with `connect=None`, a
+    RedisGuard: leases in Redis alone. `handler` is a bare function of a connection, a message and its Work, or one
+    marked as `leased` or `row_lock`: docs/how-to/process-once.md.
     `lease` and `retry_after` are the settings of that name in backstop.yaml. `batch` messages are fetched and
     leased at once: 1 for handlers that take long.
     """
@@ -64,12 +51,13 @@ class Consumer:
     def __init__(
         self,
         subscription: Subscription,
-        connect: Connect,
+        connect: Connect | None,
         group: str,
-        handler: Handler,
+        handler: Handler | Way,
         *,
-        lease: timedelta = guard.LEASE,
-        retry_after: timedelta = guard.RETRY_AFTER,
+        redis: Front | RedisGuard | None = None,
+        lease: timedelta = LEASE,
+        retry_after: timedelta = RETRY_AFTER,
         batch: int = 20,
         wait: timedelta = timedelta(seconds=1),
         owner_host: str | None = None,
@@ -82,9 +70,11 @@ class Consumer:
                 next_step="Choose durations and a batch above zero.",
             )
         self._subscription = subscription
-        self._store = KeptConnection(connect, "consumer database")
-        self._keeper = LeaseKeeper(connect, group, lease)
-        self._group, self._handler, self._lease = group, handler, lease
+        self._way = way_of(handler)
+        self._rows = KeptConnection(connect, "consumer database") if connect else None
+        self._store = lease_store(connect, group, self._way, redis, lease, retry_after, owner_host)
+        self._keeper = LeaseKeeper(self._store, lease)
+        self._group = group
         self._retry_after, self._batch, self._wait = retry_after, batch, wait
         self._owner_host = owner_host
         self.stopping = threading.Event()
@@ -117,8 +107,14 @@ class Consumer:
         waiting = list(_runs_of_distinct_keys(copies))
         try:
             while waiting and not self.stopping.is_set():
-                self._work_on(waiting.pop(0), counts)
+                batch = waiting.pop(0)
+                if isinstance(self._way, RowLock):
+                    self._work_on_rows(self._way, batch, counts)
+                else:
+                    self._work_on(self._way, batch, counts)
         finally:
+            for name, number in self._store.drain_counts().items():
+                counts.add(name, number)
             for copy in chain.from_iterable(waiting):
                 self._hand_back(copy, NOW, counts)
         return counts
@@ -127,6 +123,8 @@ class Consumer:
         """Stop renewing and close the connections; the subscription is its owner's to close."""
         self._keeper.close()
         self._store.close()
+        if self._rows:
+            self._rows.close()
 
     def _sort(self, fetched: Sequence[Received], counts: Counts) -> list[Copy]:
         """Ours to do. A copy for other groups is acknowledged untouched, a broken one will be a dead
@@ -150,7 +148,7 @@ class Consumer:
             self._subscription.acknowledge(foreign)
         return ours
 
-    def _work_on(self, copies: Sequence[Copy], counts: Counts) -> None:
+    def _work_on(self, way: Transactional | Leased, copies: Sequence[Copy], counts: Counts) -> None:
         """Begin all, then one by one; whatever happens, what is done is acknowledged and the rest given
         back."""
         begun = self._begin(copies, counts)
@@ -161,8 +159,9 @@ class Consumer:
             while left and not self.stopping.is_set():
                 copy, outcome = left[0]
                 if isinstance(outcome, Acquired):
-                    self._process(copy, outcome, lost[outcome.token], counts)
-                    self._keeper.release(outcome.token)
+                    message = copy.received.message
+                    self._end(copy, process(self._store, way, message, outcome, self._work(copy, outcome, lost[outcome])), counts)
+                    self._keeper.release(outcome)
                 else:
                     self._answer(copy, outcome, counts)
                 left.pop(0)
@@ -170,60 +169,53 @@ class Consumer:
                     self._acknowledge_done()
                     acknowledged_at = time.monotonic()
         finally:
-            for token in lost:
-                self._keeper.release(token)
+            for lease in lost:
+                self._keeper.release(lease)
             # The database first: the leases are free even when the broker is what failed.
             after = self._give_back_leases([o for _, o in left if isinstance(o, Acquired)])
             self._acknowledge_done()
             for copy, _ in left:
                 self._hand_back(copy, after, counts)
 
+    def _work_on_rows(self, way: RowLock, copies: Sequence[Copy], counts: Counts) -> None:
+        """Without leases: one by one, the business row decides."""
+        assert self._rows is not None
+        left = list(copies)
+        try:
+            while left and not self.stopping.is_set():
+                copy = left[0]
+                outcome = process_under_row_lock(
+                    self._rows, way, self._group, copy.received.message, copy.arrival, self._work(copy, None, threading.Event()),
+                    self._retry_after, self._owner_host,
+                )  # fmt: skip
+                if isinstance(outcome, Ended):
+                    self._end(copy, outcome, counts)
+                else:
+                    self._answer(copy, outcome, counts)
+                left.pop(0)
+                self._acknowledge_done()
+        finally:
+            for copy in left:
+                self._hand_back(copy, NOW if self.stopping.is_set() else self._retry_after, counts)
+
+    def _work(self, copy: Copy, lease: Acquired | None, lost: threading.Event) -> Work:
+        fence, attempts = (lease.fence, lease.attempts) if lease else (0, copy.received.deliveries)
+        return Work(fence, copy.received.deliveries, lost, self.stopping, attempts)
+
     def _begin(self, copies: Sequence[Copy], counts: Counts) -> list[Begun]:
         try:
-            with self._store.short_transaction() as connection:
-                return guard.begin_many(
-                    connection,
-                    self._group,
-                    [copy.arrival for copy in copies],
-                    lease_seconds=self._lease.total_seconds(),
-                    owner_host=self._owner_host,
-                    retry_after=self._retry_after,
-                )
+            return self._store.begin([copy.arrival for copy in copies])
         except StoreUnavailable:
             for copy in copies:
                 self._hand_back(copy, self._retry_after, counts)
             raise
 
-    def _process(self, copy: Copy, lease: Acquired, lost: threading.Event, counts: Counts) -> None:
-        message = copy.received.message
-        work = Work(lease.fence, copy.received.deliveries, lost, self.stopping)
-        try:
-            with self._store.transaction() as connection:
-                self._handler(connection, message, work)
-                guard.complete(connection, lease)
-        except StoreUnavailable:
-            # Whether a commit that was cut off took place is the log's to say, at the next delivery.
-            raise
-        except LeaseLost as error:
-            counts.add("lease_lost")
-            log.warning("%s", error)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure, kept in the log
-            self._fail(copy, lease, error, counts)
-        else:
-            counts.add("processed")
+    def _end(self, copy: Copy, ended: Ended, counts: Counts) -> None:
+        counts.add(ended.value)
+        if ended is Ended.PROCESSED:
             self._done.append(copy.received)
-
-    def _fail(self, copy: Copy, lease: Acquired, error: Exception, counts: Counts) -> None:
-        log.warning("The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error)
-        try:
-            with self._store.short_transaction() as connection:
-                guard.fail(connection, lease, f"{type(error).__name__}: {error}")
-        except LeaseLost as lost:
-            counts.add("lease_lost")
-            log.warning("%s", lost)
-            return
-        counts.add("failed")
-        self._subscription.hand_back(copy.received, after=self._retry_after, counts=True)
+        elif ended is Ended.FAILED:
+            self._subscription.hand_back(copy.received, after=self._retry_after, counts=True)
 
     def _answer(self, copy: Copy, outcome: Begun, counts: Counts) -> None:
         """What to tell the broker about a message whose lease was not granted."""
@@ -253,9 +245,7 @@ class Consumer:
         if not leases:
             return NOW
         try:
-            with self._store.short_transaction() as connection:
-                for lease in leases:
-                    guard.give_back(connection, lease)
+            self._store.give_back(leases)
         except StoreUnavailable as error:
             log.warning("%d messages keep their lease until it ends. %s", len(leases), error)
             return self._retry_after

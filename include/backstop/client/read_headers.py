@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from backstop.brokers.protocol import Received
 from backstop.client.check_message import check_key
 from backstop.errors import ContractBroken
-from backstop.leases.guard import Arrival, payload_hash
-from backstop.records import GROUPS_HEADER
+from backstop.leases.lease import Arrival, payload_hash
+from backstop.records import GROUPS_HEADER, SEND_HEADER
 
 VERSION_HEADER = "backstop-content-version"
 """Which edit of the content this is, 1 for the original (also when absent)."""
@@ -36,6 +36,7 @@ def read_headers(received: Received) -> Copy:
         payload_hash(message.content),
         _version(message.headers.get(VERSION_HEADER)),
         received.position,
+        resent=message.headers.get(SEND_HEADER, "1") != "1",
     )
     return Copy(received, arrival, _groups(message.headers.get(GROUPS_HEADER)))
 

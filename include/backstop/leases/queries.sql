@@ -30,7 +30,7 @@ WHERE excluded.content_version >= l.content_version
         OR (l.state = 'CONSUMING' AND l.lease_expires_at <= statement_timestamp()
             AND (excluded.content_version > l.content_version
                 OR coalesce(l.payload_hash = excluded.payload_hash, true))))
-RETURNING l.topic, l.message_id, l.owner_token::text AS token, l.fence;
+RETURNING l.topic, l.message_id, l.owner_token::text AS token, l.fence, l.attempts;
 
 -- name: refused: why a lease was not granted, and the count of it; in the transaction of begin, for what it left out
 WITH met AS (
@@ -82,15 +82,25 @@ WHERE l.consumer_group = %(group)s::text AND l.topic = h.topic AND l.message_id 
     AND l.owner_token = h.owner_token
 RETURNING l.owner_token::text AS token;
 
--- name: complete: the work is done; in the handler's transaction, which must roll back when no row comes back
-UPDATE consumer_log SET
+-- name: complete: the work is done; in the handler's transaction, which must roll back what no row comes back for
+WITH held AS (
+    SELECT l.topic, l.message_id, l.owner_token
+    FROM consumer_log l
+    JOIN unnest(%(topics)s::text[], %(message_ids)s::text[], %(tokens)s::uuid[]) AS g (topic, message_id, token)
+        USING (topic, message_id)
+    WHERE l.consumer_group = %(group)s::text AND l.owner_token = g.token AND l.state IN ('CONSUMING', 'EXPIRED')
+    ORDER BY l.topic, l.message_id
+    FOR UPDATE OF l
+)
+UPDATE consumer_log l SET
     state = 'CONSUMED',
     consumed_at = clock_timestamp(),
     updated_at = clock_timestamp(),
     lease_expires_at = clock_timestamp()
-WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
-    AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
-RETURNING fence;
+FROM held h
+WHERE l.consumer_group = %(group)s::text AND l.topic = h.topic AND l.message_id = h.message_id
+    AND l.owner_token = h.owner_token
+RETURNING l.owner_token::text AS token;
 
 -- name: fail: the handler gave up, and its transaction was rolled back: releases the lease and keeps the error
 UPDATE consumer_log SET
@@ -111,3 +121,43 @@ UPDATE consumer_log SET
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
     AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
 RETURNING fence;
+
+
+-- name: record_done: the work was found done, or was done, in this transaction under a business row's lock, without a lease; no row: look why
+INSERT INTO consumer_log AS l
+    (consumer_group, topic, message_id, queue_id, queue_offset, queue_epoch, state, lease_expires_at, attempts,
+     first_received_at, updated_at, consumed_at, payload_hash, content_version, owner_host)
+VALUES (%(group)s::text, %(topic)s::text, %(message_id)s::text, %(queue_id)s::integer, %(queue_offset)s::bigint,
+    %(queue_epoch)s::text, 'CONSUMED', clock_timestamp(), 1, statement_timestamp(), clock_timestamp(), clock_timestamp(),
+    %(payload_hash)s::bytea, %(content_version)s::integer, %(owner_host)s::text)
+ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET
+    state = 'CONSUMED',
+    fence = l.fence + 1,
+    lease_expires_at = excluded.lease_expires_at,
+    attempts = l.attempts + 1,
+    updated_at = excluded.updated_at,
+    consumed_at = excluded.consumed_at,
+    payload_hash = excluded.payload_hash,
+    content_version = excluded.content_version,
+    owner_host = excluded.owner_host
+WHERE excluded.content_version >= l.content_version
+    AND (l.state IN ('FAILED', 'EXPIRED') OR (l.state = 'CONSUMING' AND l.lease_expires_at <= statement_timestamp()))
+RETURNING l.fence;
+
+-- name: record_failure: the handler failed under its row's lock and was rolled back; no row: the message ended meanwhile, or is held
+INSERT INTO consumer_log AS l
+    (consumer_group, topic, message_id, queue_id, queue_offset, queue_epoch, state, lease_expires_at, attempts,
+     first_received_at, updated_at, payload_hash, content_version, owner_host, last_error)
+VALUES (%(group)s::text, %(topic)s::text, %(message_id)s::text, %(queue_id)s::integer, %(queue_offset)s::bigint,
+    %(queue_epoch)s::text, 'FAILED', clock_timestamp(), 1, statement_timestamp(), clock_timestamp(),
+    %(payload_hash)s::bytea, %(content_version)s::integer, %(owner_host)s::text, %(error)s::text)
+ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET
+    state = 'FAILED',
+    lease_expires_at = excluded.lease_expires_at,
+    attempts = l.attempts + 1,
+    updated_at = excluded.updated_at,
+    owner_host = excluded.owner_host,
+    last_error = excluded.last_error
+WHERE excluded.content_version >= l.content_version
+    AND (l.state IN ('FAILED', 'EXPIRED') OR (l.state = 'CONSUMING' AND l.lease_expires_at <= statement_timestamp()))
+RETURNING l.fence;

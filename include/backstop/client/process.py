@@ -1,0 +1,92 @@
+"""Do one message's work in its way, and say how that ended: every consumer loop goes through here."""
+
+import logging
+from datetime import timedelta
+from enum import Enum
+
+from backstop.client.keep_connection import KeptConnection
+from backstop.client.lease_store import LeaseStore
+from backstop.client.ways import Leased, Row, RowLock, Transactional, Work
+from backstop.errors import BackstopError, LeaseLost, StoreUnavailable
+from backstop.leases import row_lock
+from backstop.leases.lease import Acquired, Arrival, Begun, Busy, Done
+from backstop.records import Message
+
+log = logging.getLogger(__name__)
+_LOCK_NOT_AVAILABLE = "55P03"
+
+
+class Ended(Enum):
+    """How the work on a message ended."""
+
+    PROCESSED = "processed"
+    """Done and logged: acknowledge."""
+    FAILED = "failed"
+    """The handler raised: nothing applied in our database; its error is in the log: a delivery was spent."""
+    LEASE_LOST = "lease_lost"
+    """Another worker took the message over: what it does counts; do not acknowledge."""
+
+
+def process(store: LeaseStore, way: Transactional | Leased, message: Message, lease: Acquired, work: Work) -> Ended:
+    """The work of a lease in hand. StoreUnavailable: whether a commit that was cut off took place is the log's to say."""
+    try:
+        match way:
+            case Transactional(handler):
+                with store.completing(lease) as connection:
+                    handler(connection, message, work)
+            case Leased(handle):
+                handle(message, work)
+                store.complete(lease)
+    except LeaseLost as error:
+        log.warning("%s", error)
+        return Ended.LEASE_LOST
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        log.warning("The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error)
+        try:
+            store.fail(lease, told(error))
+        except LeaseLost as lost:
+            log.warning("%s", lost)
+            return Ended.LEASE_LOST
+        return Ended.FAILED
+    return Ended.PROCESSED
+
+
+def process_under_row_lock(
+    store: KeptConnection, way: RowLock, group: str, message: Message, arrival: Arrival, work: Work,
+    retry_after: timedelta, owner_host: str | None,
+) -> Ended | Begun:  # fmt: skip
+    """The work of a message whose business row decides; what the log says of one that it did not let end."""
+    try:
+        with store.transaction() as connection:
+            found = way.handler(connection, message, work)
+            if not isinstance(found, Row):
+                raise TypeError(f"a row_lock handler returns Row.APPLIED or Row.ALREADY, not {found!r}")
+            if not row_lock.record_done(connection, group, arrival, owner_host):
+                raise _NotLogged
+    except _NotLogged:
+        with store.short_transaction() as connection:
+            return row_lock.why_not(connection, group, arrival)
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        if getattr(error, "pgcode", getattr(error, "sqlstate", None)) == _LOCK_NOT_AVAILABLE:
+            return Busy(retry_after)  # another worker has the row; nothing failed
+        log.warning("The handler failed on %r in %r.", arrival.message_id, arrival.topic, exc_info=error)
+        with store.short_transaction() as connection:
+            kept = row_lock.record_failure(connection, group, arrival, told(error), owner_host)
+        return Ended.FAILED if kept else Busy(retry_after)
+    return Done() if found is Row.ALREADY else Ended.PROCESSED
+
+
+class _NotLogged(BackstopError):
+    """The log has another end of this message: the handler's effects are rolled back."""
+
+    def __init__(self) -> None:
+        super().__init__("The log did not take this end.", kept="The effects were rolled back.", next_step="Ask the log.")
+
+
+def told(error: Exception) -> str:
+    """A handler's error as the log keeps it."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,162 @@
+"""Sends script calls to Redis, a batch in one write, and reads their answers.
+
+redis-py packs every argument by itself, which costs more than the server's work; a batch is packed here. Nothing is
+tried twice: a grant whose answer was lost must not be given again.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.retry import Retry
+
+from backstop.errors import StoreUnavailable
+
+Call = tuple["Script", Sequence[bytes], Sequence[bytes]]
+"""A script, its keys (of one hash tag) and its arguments."""
+SOCKET_SECONDS = 2.0
+ROUND = 64
+"""Calls before their answers are read, so that neither side's buffers fill up."""
+WRITE = 4
+
+
+class Script:
+    """A Lua script of the folder `lua`, behind what all of them share."""
+
+    def __init__(self, name: str) -> None:
+        folder = files("backstop.leases") / "lua"
+        self.name = name
+        self.text = "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("record", name))
+        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest().encode()
+
+
+class RedisExchange:
+    """A server or a cluster (`cluster=True`), by its URL. Safe to share between threads.
+
+    Opened by the first call. Every failure is StoreUnavailable, which names no password; what a failed call did is
+    unknown.
+    """
+
+    def __init__(self, url: str, *, cluster: bool = False, timeout: float = SOCKET_SECONDS) -> None:
+        self._url, self._is_cluster = url, cluster
+        self._options: dict[str, Any] = {
+            "socket_timeout": timeout, "socket_connect_timeout": timeout, "decode_responses": False, "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+        }  # fmt: skip
+        self._server: redis.Redis | None = None
+        self._cluster: RedisCluster | None = None
+
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        """The answer of each script call, in order. Raises StoreUnavailable."""
+        return list(self._guarded(lambda: self._run(calls)))
+
+    def command(self, *words: Any) -> Any:
+        """One plain command (on a cluster: its first key decides where). Raises StoreUnavailable."""
+        return self._guarded(lambda: self._client().execute_command(*words))
+
+    def nodes(self) -> list[Any]:
+        """A client for each primary: what SCAN has to be asked of. Raises StoreUnavailable."""
+
+        def primaries() -> list[Any]:
+            client: Any = self._client()
+            if self._is_cluster:
+                return [client.get_redis_connection(node) for node in client.get_primaries()]
+            return [client]
+
+        return list(self._guarded(primaries))
+
+    def close(self) -> None:
+        for client in (self._server, self._cluster):
+            if client is not None:
+                client.close()
+        self._server = self._cluster = None
+
+    def _client(self) -> Any:  # redis-py's clients are not typed where it matters
+        if self._is_cluster:
+            if self._cluster is None:
+                self._cluster = RedisCluster.from_url(self._url, **self._options)
+            return self._cluster
+        if self._server is None:
+            self._server = redis.Redis.from_url(self._url, **self._options)
+        return self._server
+
+    def _run(self, calls: Sequence[Call]) -> list[Any]:
+        client: Any = self._client()
+        if not self._is_cluster:
+            return _exchange(client.connection_pool, calls)
+        # Each node gets its calls in one write.
+        answers: list[Any] = [None] * len(calls)
+        by_node: dict[str, list[int]] = {}
+        for number, (_, keys, _) in enumerate(calls):
+            by_node.setdefault(client.get_node_from_key(keys[0]).name, []).append(number)
+        for name, numbers in by_node.items():
+            node = client.get_node(node_name=name)
+            found = _exchange(client.get_redis_connection(node).connection_pool, [calls[n] for n in numbers])
+            for number, answer in zip(numbers, found, strict=True):
+                answers[number] = answer
+        return answers
+
+    def _guarded(self, ask: Any) -> Any:
+        try:
+            return ask()
+        except (RedisError, OSError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}".rstrip(". :")
+            # After a failover a cluster's table of slots is old, and a server's connections point to the dead one.
+            self.close()
+            password = urlsplit(self._url).password
+            if password:
+                why = why.replace(password, "***")
+            raise StoreUnavailable(
+                f"Redis, which holds the leases, did not answer: {why}.",
+                kept="Nothing was assumed from its silence.",
+                next_step="Bring it back, or mend its connection; the work is taken up again by itself.",
+            ) from None
+
+
+def _exchange(pool: Any, calls: Sequence[Call]) -> list[Any]:
+    answers = _once(pool, calls)
+    missing = [number for number, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+    if missing:  # a server that restarted or failed over forgot them; it certainly ran nothing of these
+        for script in {calls[number][0] for number in missing}:
+            redis.Redis(connection_pool=pool).script_load(script.text)
+        again = _once(pool, [calls[number] for number in missing])
+        for number, answer in zip(missing, again, strict=True):
+            answers[number] = answer
+    for answer in answers:
+        if isinstance(answer, RedisError):
+            raise answer
+    return answers
+
+
+def _once(pool: Any, calls: Sequence[Call]) -> list[Any]:
+    connection = pool.get_connection()
+    answers: list[Any] = []
+    try:
+        for at in range(0, len(calls), ROUND):
+            sent = calls[at : at + ROUND]
+            # A few at a time: the server is at work on the first while the next are packed.
+            for start in range(0, len(sent), WRITE):
+                packed = [_packed(*call) for call in sent[start : start + WRITE]]
+                connection.send_packed_command([b"".join(packed)], check_health=False)
+            for _ in sent:
+                try:
+                    answers.append(connection.read_response())
+                except ResponseError as error:  # an answer like any other: those behind it must still be read
+                    answers.append(error)
+        return answers
+    except BaseException:
+        connection.disconnect()  # unread answers must not meet the next call
+        raise
+    finally:
+        pool.release(connection)
+
+
+def _packed(script: Script, keys: Sequence[bytes], arguments: Sequence[bytes]) -> bytes:
+    words = [b"EVALSHA", script.sha, b"%d" % len(keys), *keys, *arguments]
+    return b"*%d\r\n%b" % (len(words), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words]))

@@ -1,0 +1,123 @@
+"""Names every Redis key of the guard, and writes and reads the record of a message.
+
+Names of a group or topic are percent-encoded; the message id ends its key, so it may hold anything. The keys of one
+bucket of a group share a hash tag: a script touches one slot of a cluster, and a sweep works bucket by bucket.
+
+    {backstop:G:B}:m:T:ID       string  one record (lua/record.lua says how it is written)
+    {backstop:G:B}:expiry       zset    consuming records: key of the message -> end of its lease (ms)
+    {backstop:G:B}:conflicts    hash    key of the message -> when, and what came with another content
+
+Every key has a time to live. B is the CRC-32 of `T:ID` modulo BUCKETS.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from urllib.parse import quote, unquote
+from zlib import crc32
+
+from backstop.errors import ContractBroken
+from backstop.records import Key
+
+PREFIX = "backstop"
+BUCKETS = 16
+"""Part of the key format: another number would not find what is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What stands in Redis of one message. Times are milliseconds since 1970 by the server's clock."""
+
+    state: str
+    """C consuming, D done, F failed, E given back or reclaimed."""
+    token: str
+    ends: int
+    fence: int
+    attempts: int
+    content_version: int
+    payload_hash: str | None
+    """16 hex digits of its SHA-256; null: unknown."""
+    owner_host: str
+
+
+class RedisKeys:
+    """The keys of one group."""
+
+    def __init__(self, group: str, prefix: str = PREFIX) -> None:
+        self.group = group
+        tags = [f"{{{prefix}:{encoded(group)}:{bucket}}}" for bucket in range(BUCKETS)]
+        self.expiry = [f"{tag}:expiry".encode() for tag in tags]
+        self.conflicts = [f"{tag}:conflicts".encode() for tag in tags]
+        self._messages = [f"{tag}:m:".encode() for tag in tags]
+
+    def bucket_and_key(self, topic: str, message_id: str) -> tuple[int, bytes]:
+        """The bucket of a message and its key."""
+        suffix = f"{encoded(topic)}:{message_id}".encode()
+        bucket = crc32(suffix) % BUCKETS
+        return bucket, self._messages[bucket] + suffix
+
+    def in_buckets(
+        self, messages: Sequence[tuple[str, str]], at_most: int
+    ) -> Iterator[tuple[int, list[int], list[bytes]]]:
+        """(topic, id) by bucket, `at_most` a part: the bucket, their numbers in `messages`, their keys."""
+        numbers: list[list[int]] = [[] for _ in range(BUCKETS)]
+        keys: list[list[bytes]] = [[] for _ in range(BUCKETS)]
+        place = self.bucket_and_key
+        for number, (topic, message_id) in enumerate(messages):
+            bucket, key = place(topic, message_id)
+            numbers[bucket].append(number)
+            keys[bucket].append(key)
+        for bucket, found in enumerate(numbers):
+            for at in range(0, len(found), at_most):
+                yield bucket, found[at : at + at_most], keys[bucket][at : at + at_most]
+
+    def message(self, key: bytes) -> Key:
+        """The message of a key of ours. Raises ContractBroken for another key."""
+        for start in self._messages:
+            if key.startswith(start):
+                topic, colon, message_id = key[len(start) :].decode().partition(":")
+                if colon:
+                    return Key(unquote(topic), message_id)
+        raise ContractBroken(
+            f"{key!r} is no key of a message of {self.group!r}.",
+            kept="It was not touched.",
+            next_step="Give Backstop's guard a Redis database, or a prefix, of its own.",
+        )
+
+    def pattern(self) -> str:
+        """What SCAN finds every record of the group by."""
+        start = self._messages[0].decode().replace(":0}:m:", ":*}:m:*")
+        return "".join(f"\\{letter}" if letter in "?[]^\\" else letter for letter in start)
+
+
+@lru_cache(maxsize=4096)
+def encoded(name: str) -> str:
+    """A name as it stands in a key: no ':', '{', '}' or '|' of its own."""
+    return quote(name, safe="", errors="strict")
+
+
+def hash_text(payload_hash: bytes | None) -> str:
+    """As a record holds it: enough of SHA-256 to tell two contents of one id apart."""
+    return "-" if payload_hash is None else payload_hash[:8].hex()
+
+
+def read_record(text: bytes) -> Record:
+    """Raises ContractBroken for what is no record."""
+    try:
+        record = text.decode("utf-8", "replace")
+        version, hash_, host = record[67:].split("|", 3)[:3]
+        return Record(
+            record[0], record[34:66], int(record[1:14]), int(record[14:30]), int(record[30:34]), int(version),
+            None if hash_ == "-" else hash_, unquote(host),
+        )  # fmt: skip
+    except (ValueError, IndexError):
+        raise ContractBroken(
+            "A record of the guard in Redis cannot be read.",
+            kept="It was not touched.",
+            next_step="See which program writes under Backstop's prefix, and give it another one.",
+        ) from None
+
+
+def milliseconds(length: timedelta) -> int:
+    return max(1, round(length.total_seconds() * 1000))
