@@ -88,7 +88,7 @@ class MariaDB:
                 f"ALTER USER root@localhost IDENTIFIED BY '{PASSWORD}';\n"
                 "CREATE DATABASE dedup;\n"
                 f"CREATE USER admin@'{LOOPBACK}' IDENTIFIED BY '{PASSWORD}';\n"
-                f"GRANT ALL ON *.* TO admin@'{LOOPBACK}';\n"
+                f"GRANT ALL ON *.* TO admin@'{LOOPBACK}' WITH GRANT OPTION;\n"
                 f"CREATE USER sweeper@'{LOOPBACK}' IDENTIFIED BY '{PASSWORD}';\n"
             )
             os.chmod(self.data / "init.sql", 0o644)

@@ -7,6 +7,7 @@ server's clock; the equal instant counts, which the program itself misses on bot
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -25,9 +26,15 @@ PAGE = 10_000
 """Rows walked by one statement: some ten milliseconds of the server."""
 AT_ONCE = 200
 """Rows changed by one statement, which is a transaction of its own: the application's own writes wait no longer for it."""
+MOST_LOCKED = 30
+"""Waits for locks, of a second each, that one call bears: more is a locked table."""
 CONNECT_SECONDS, SECONDS = 10, 60
 _TRIES = 3
 _DEADLOCK, _LOCK_TIMEOUT = 1213, 1205
+
+
+class _RowLocked(Exception):
+    """Somebody else's transaction holds a row that was to be changed."""
 
 
 class MysqlRecords:
@@ -66,10 +73,22 @@ class MysqlRecords:
 
     def apply(self, decision: Decision, seen: Sequence[Seen], counts: Counts) -> None:
         statement, first = (SQL["repair"], self._keep) if decision is Decision.REPAIR else (SQL["reclaim"], self._skew)
-        for start in range(0, len(seen), AT_ONCE):
-            part = seen[start : start + AT_ONCE]
+        parts = deque(seen[start : start + AT_ONCE] for start in range(0, len(seen), AT_ONCE))
+        waits = 0
+        while parts:
+            part = parts.popleft()
             text = statement.replace("{seen}", "\n    OR ".join([SQL["seen_row"]] * len(part)))
-            changed = self._change(text, [first, *(value for one in part for value in one.handle)])
+            try:
+                changed = self._change(text, [first, *(value for one in part for value in one.handle)])
+            except _RowLocked as locked:
+                waits += 1
+                if waits > MOST_LOCKED:
+                    raise self._unavailable(locked) from None
+                if len(part) > 1:  # one locked row must not hold up the others
+                    half = len(part) // 2
+                    parts.extendleft((part[half:], part[:half]))
+                    continue
+                changed = 0  # its owner is at it at this moment
             for name, number in ((decision.value, changed), ("moved_on", len(part) - changed)):
                 if number:
                     counts.add(name, number)
@@ -107,13 +126,15 @@ class MysqlRecords:
             raise self._unavailable(error) from None
 
     def _change(self, statement: str, values: Sequence[object]) -> int:
-        """How many rows were changed; tried again when the server took them back because of somebody else's locks."""
+        """How many rows were changed. Raises _RowLocked; a deadlock is tried again."""
         for attempt in range(1, _TRIES + 1):
             try:
                 with self._open().cursor() as cursor:
                     return int(cursor.execute(statement, values))
             except (pymysql.MySQLError, OSError) as error:
-                if attempt == _TRIES or error.args[:1] not in ((_DEADLOCK,), (_LOCK_TIMEOUT,)):
+                if error.args[:1] == (_LOCK_TIMEOUT,):
+                    raise _RowLocked(*error.args) from None
+                if error.args[:1] != (_DEADLOCK,) or attempt == _TRIES:
                     raise self._unavailable(error) from None
         raise AssertionError("the last try returns or raises")
 
@@ -127,7 +148,7 @@ class MysqlRecords:
                 read_timeout=SECONDS,
                 write_timeout=SECONDS,
                 # NOW() in another zone would be ambiguous for an hour a year.
-                init_command="SET time_zone = '+00:00', innodb_lock_wait_timeout = 10",
+                init_command="SET time_zone = '+00:00', innodb_lock_wait_timeout = 1, lock_wait_timeout = 5",
             )
         return self._connection
 
