@@ -186,7 +186,7 @@ def test_what_valkey_acknowledged_survives_a_kill(tmp_path: Path) -> None:
 
 
 def test_servers_listen_on_the_loopback_only(platform: Platform) -> None:
-    for server in (platform.postgres, platform.valkey):
+    for server in (platform.postgres, platform.valkey, platform.leases):
         assert server.pid is not None
         assert listening_addresses(server.pid) == {LOOPBACK}
 
@@ -211,7 +211,7 @@ def test_no_secret_is_on_any_command_line(platform: Platform) -> None:
 def secrets_of(platform: Platform) -> set[str]:
     state = json.loads((platform.root / "state.json").read_text())
     superuser = (platform.root / "postgres" / "superuser.password").read_text()
-    return {*state["passwords"].values(), superuser, platform.valkey.password}
+    return {*state["passwords"].values(), superuser, platform.valkey.password, platform.leases.password}
 
 
 def test_every_connection_reaches_its_own_database(platform: Platform) -> None:
@@ -222,8 +222,23 @@ def test_every_connection_reaches_its_own_database(platform: Platform) -> None:
         carried = json.loads(platform.environment()[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"])
         address = f":{carried['password']}@{carried['host']}:{carried['port']}/{carried['schema']}"
         assert connections[f"backstop_{name}"].endswith(address)
-    with redis.Redis.from_url(connections["backstop_broker"]) as client:
-        assert client.ping()
+    for name, server in (("broker", platform.valkey), ("leases", platform.leases)):
+        with redis.Redis.from_url(connections[f"backstop_{name}"]) as client:
+            assert client.info("server")["tcp_port"] == server.port
+        carried = json.loads(platform.environment()[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"])
+        assert (carried["port"], carried["password"]) == (server.port, server.password)
+
+
+def test_the_redis_of_the_leases_is_not_the_brokers_and_keeps_nothing_on_disk(platform: Platform) -> None:
+    urls = platform.connections()
+    with redis.Redis.from_url(urls["backstop_leases"]) as leases, redis.Redis.from_url(urls["backstop_broker"]) as broker:
+        assert leases.config_get("appendonly", "maxmemory-policy") == {"appendonly": "no", "maxmemory-policy": "noeviction"}
+        broker.set("kept", "yes")
+        leases.set("lost", "yes")
+        leases.flushall()
+        assert broker.get("kept") == b"yes"
+        broker.delete("kept")
+    assert not list((platform.root / "leases").rglob("*.aof"))
 
 
 def test_a_second_platform_over_the_same_root_is_refused_and_disturbs_nothing(platform: Platform) -> None:

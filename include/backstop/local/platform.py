@@ -1,4 +1,4 @@
-"""One embedded system over one folder: PostgreSQL with its databases, Valkey, Airflow, and their addresses.
+"""One embedded system over one folder: PostgreSQL with its databases, a Valkey for the broker, one for leases, Airflow.
 
 Ports and passwords are kept in `state.json` (0600), so that stopping and starting again loses nothing. Run
 as a module it is `make up`, `make down` and `make status`.
@@ -27,7 +27,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 DEFAULT_ROOT = PROJECT / "build" / "platform"
 AIRFLOW_DATABASE = "airflow"
 BACKSTOP_DATABASES = ("control", "producer_a", "producer_b", "consumer_billing", "consumer_shipping")
-SERVERS = ("postgres", "valkey", "airflow")
+SERVERS = ("postgres", "valkey", "leases", "airflow")
 
 
 def prepare(platform: "Platform") -> None:
@@ -84,6 +84,8 @@ class Platform:
         ports = self._state.ports
         self.postgres = Postgres(self.root / "postgres", ports["postgres"])
         self.valkey = Valkey(self.root / "valkey", ports["valkey"])
+        # Apart from the broker, because it may be flushed at any time: the database knows everything that it knows.
+        self.leases = Valkey(self.root / "leases", ports["leases"], durable=False)
         self.airflow = Airflow(
             self.root / "airflow",
             carried_folder("dags"),
@@ -114,6 +116,7 @@ class Platform:
                 self.postgres.create_role(database, password)
                 self.postgres.create_database(database, database)
             self.valkey.start()
+            self.leases.start()
             prepare(self)
             if airflow:
                 self.airflow.env.update(self.environment())
@@ -126,6 +129,7 @@ class Platform:
         """Stop in the order in which they use one another; nothing is deleted."""
         try:
             self.airflow.stop()
+            self.leases.stop()
             self.valkey.stop()
             self.postgres.stop()
         finally:
@@ -139,10 +143,10 @@ class Platform:
         return self.root / "supervisor.pid"
 
     def connections(self) -> dict[str, str]:
-        """Connection id -> URI: postgresql:// for the databases, redis:// for the broker. They hold
+        """Connection id -> URI: postgresql:// for the databases, redis:// for the broker and the leases. They hold
         passwords."""
         databases = {f"backstop_{name}": self.dsn(name) for name in BACKSTOP_DATABASES}
-        return {**databases, "backstop_broker": self.valkey.url()}
+        return {**databases, "backstop_broker": self.valkey.url(), "backstop_leases": self.leases.url()}
 
     def dsn(self, database: str) -> str:
         """The URI of one database as its owner."""
@@ -166,7 +170,8 @@ class Platform:
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
                 {"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}
             ),
-            "AIRFLOW_CONN_BACKSTOP_BROKER": json.dumps(self._broker_connection()),
+            "AIRFLOW_CONN_BACKSTOP_BROKER": json.dumps(redis_connection(self.valkey)),
+            "AIRFLOW_CONN_BACKSTOP_LEASES": json.dumps(redis_connection(self.leases)),
         }
         for name in BACKSTOP_DATABASES:
             environment[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"] = json.dumps(self._database_connection(name))
@@ -183,7 +188,7 @@ class Platform:
     def end_leftovers(self) -> None:
         """End servers over this root that outlived their supervisor. Call it only when no supervisor is
         alive."""
-        for server in (self.airflow, self.valkey, self.postgres):
+        for server in (self.airflow, self.leases, self.valkey, self.postgres):
             server.end_leftovers()
 
     def _database_connection(self, name: str) -> dict[str, Any]:
@@ -194,15 +199,6 @@ class Platform:
             "schema": name,
             "login": name,
             "password": self._state.passwords[name],
-        }
-
-    def _broker_connection(self) -> dict[str, Any]:
-        return {
-            "conn_type": "redis",
-            "host": LOOPBACK,
-            "port": self.valkey.port,
-            "password": self.valkey.password,
-            "extra": {"db": 0},
         }
 
     def _take_turn(self) -> None:
@@ -229,6 +225,13 @@ class Platform:
         if taken:
             self._state.save(self.root / "state.json")
             self._load()
+
+
+def redis_connection(server: Valkey) -> dict[str, Any]:
+    """In Airflow's form."""
+    return {
+        "conn_type": "redis", "host": LOOPBACK, "port": server.port, "password": server.password, "extra": {"db": 0},
+    }  # fmt: skip
 
 
 def carried_folder(name: str) -> Path:

@@ -166,6 +166,7 @@ class Stage:
         for server, alive in (
             ("PostgreSQL", self.platform.postgres.running),
             ("Valkey", self.platform.valkey.running),
+            ("The Valkey of the leases", self.platform.leases.running),
         ):
             if not alive:
                 raise demo_broken(f"{server} ended by itself.", "Read its log in build/demo/platform.")

@@ -99,6 +99,7 @@ def supervise(root: Path, config: Path | None) -> int:
             "login": f"admin / {platform.airflow.password}",
             "PostgreSQL": f"127.0.0.1:{platform.postgres.port}",
             "Valkey": f"127.0.0.1:{platform.valkey.port}",
+            "leases": f"127.0.0.1:{platform.leases.port}",
             "passwords": str(root / "state.json"),
             "supervisor": f"process {os.getpid()}",
         }
@@ -106,6 +107,7 @@ def supervise(root: Path, config: Path | None) -> int:
         servers: dict[str, Postgres | Valkey | Airflow] = {
             "PostgreSQL": platform.postgres,
             "Valkey": platform.valkey,
+            "The Valkey of the leases": platform.leases,
             "Airflow": platform.airflow,
         }
         while not asked_to_stop.wait(1.0):

@@ -29,7 +29,7 @@ daemonize no
 dir "{directory}"
 pidfile "{directory}/valkey.pid"
 requirepass {password}
-appendonly yes
+appendonly {appendonly}
 appendfsync {appendfsync}
 save ""
 maxmemory-policy noeviction
@@ -40,7 +40,7 @@ class Valkey:
     """One Valkey server over one directory.
 
     `appendfsync="always"` is what a broker needs that promises durability: a reply means the entry is on
-    disk. `directory` gets the append-only files, `valkey.password` and `valkey.conf` (0600) and `server.log`.
+    disk. `durable=False` is a server whose data may go at any time: nothing is written to disk. `directory` gets the append-only files, `valkey.password` and `valkey.conf` (0600) and `server.log`.
     `wrap`: words before the server's command, such as `env NAME=value`.
     """
 
@@ -50,11 +50,12 @@ class Valkey:
         port: int | None = None,
         *,
         appendfsync: Literal["always", "everysec"] = "always",
+        durable: bool = True,
         wrap: Sequence[str] = (),
     ) -> None:
         self.directory = directory.resolve()
         self.port = port if port is not None else free_port()
-        self._appendfsync = appendfsync
+        self._appendfsync, self._durable = appendfsync, durable
         self._wrap = tuple(wrap)
         self._child = Child("Valkey", self.directory / "server.log")
 
@@ -88,6 +89,7 @@ class Valkey:
                 port=self.port,
                 directory=self.directory,
                 password=self.password,
+                appendonly="yes" if self._durable else "no",
                 appendfsync=self._appendfsync,
             ),
         )
