@@ -1,0 +1,600 @@
+"""What the guard answers and keeps is the same whatever holds the leases: the database, Redis in front of it, Redis alone.
+
+Every test runs alone and in the middle of a batch: its message is begun, renewed and ended among others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from hashlib import sha1
+from random import Random
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.client.lease_store import InDatabase, InRedis, LeaseStore
+from backstop.errors import ContractBroken, LeaseLost, StoreUnavailable
+from backstop.leases import front as front_module
+from backstop.leases import guard, redis_guard
+from backstop.leases.front import Front
+from backstop.leases.lease import SHORTEST_RETRY, Acquired, Arrival, Begun, Busy, Conflict, Done, Superseded
+from backstop.leases.redis_exchange import RedisExchange, Script
+from client_world import GROUP, TOPIC, consumer, postgres, valkey  # noqa: F401
+from guard_world import KINDS, A, B, GuardWorld, Seen, acquired, arrival
+
+ID = "order-1:paid"
+AROUND = 40
+"""Messages that a batch has beside the one of the test: several buckets of Redis get more than one."""
+
+
+class Worker:
+    """One worker, whose every call is for one message or for one among many."""
+
+    def __init__(self, world: GuardWorld, store: LeaseStore, batch: bool) -> None:
+        self.world, self.store, self.batch = world, store, batch
+        self._among: dict[Acquired, list[Acquired]] = {}
+        self._number = 0
+
+    def begin(self, *arrivals: Arrival) -> Begun:
+        (begun, *_) = self.begin_all(arrivals)
+        return begun
+
+    def begin_all(self, arrivals: Sequence[Arrival]) -> list[Begun]:
+        others: list[Arrival] = []
+        if self.batch:
+            self._number += 1
+            others = [arrival(f"other-{id(self)}-{self._number}-{n}") for n in range(AROUND)]
+        half = len(others) // 2
+        answers = self.store.begin([*others[:half], *arrivals, *others[half:]])
+        among = [acquired(answer) for answer in (*answers[:half], *answers[half + len(arrivals) :])]
+        ours = answers[half : half + len(arrivals)]
+        for answer in ours:
+            if isinstance(answer, Acquired):
+                self._among[answer] = among
+        return ours
+
+    def acquire(self, message_id: str = ID, **values: Any) -> Acquired:
+        return acquired(self.begin(arrival(message_id, **values)))
+
+    def renew(self, lease: Acquired) -> bool:
+        others = self._among.get(lease, [])
+        held = self.store.renew([*others, lease])
+        assert held >= set(others)
+        return lease in held
+
+    def complete(self, lease: Acquired) -> None:
+        """In a batch: with the others of its begin, in one call."""
+        others = self._among.get(lease, [])
+        if not others:
+            self.store.complete(lease)
+            return
+        if isinstance(self.store, InRedis):
+            ended = self.store._guard.complete_many([*others, lease])
+        else:
+            assert isinstance(self.store, InDatabase)
+            with self.store.store.short_transaction() as connection:
+                ended = guard.complete_many(connection, lease.group, [*others, lease])
+            if lease in ended:
+                self.store._tell(lease, done=True)
+        self._among[lease] = []
+        assert ended >= set(others)
+        if lease not in ended:
+            raise LeaseLost("It was not among those that ended.", kept="", next_step="")
+
+    def give_back(self, lease: Acquired) -> None:
+        self.store.give_back([*self._among.pop(lease, []), lease])
+
+
+@pytest.fixture(params=KINDS)
+def world(request: pytest.FixtureRequest, consumer: Any, valkey: Any) -> Iterator[GuardWorld]:
+    world = GuardWorld(request.param, consumer, valkey.url())
+    world.redis.flushall()
+    yield world
+    world.close()
+
+
+@pytest.fixture(params=["single", "batch"])
+def batch(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "batch")
+
+
+@pytest.fixture
+def one(world: GuardWorld, batch: bool) -> Worker:
+    return Worker(world, world.worker(), batch)
+
+
+@pytest.fixture
+def other(world: GuardWorld, batch: bool) -> Worker:
+    return Worker(world, world.worker(), batch)
+
+
+def seen(world: GuardWorld, message_id: str = ID) -> Seen:
+    found = world.see(message_id)
+    assert found is not None
+    return found
+
+
+def test_the_first_begin_is_granted_and_the_second_is_told_busy(world: GuardWorld, one: Worker, other: Worker) -> None:
+    lease = one.acquire()
+    assert other.begin(arrival(ID)) == Busy(timedelta(seconds=10)), "the policy's retry_after: the lease ends later"
+    found = seen(world)
+    assert (found.state, found.token, found.fence) == ("CONSUMING", lease.token.replace("-", ""), lease.fence)
+    assert (found.attempts, lease.attempts, found.hash) == (1, 1, A[:8].hex())
+
+
+def test_busy_tells_when_the_lease_ends_when_that_is_sooner(world: GuardWorld, batch: bool) -> None:
+    Worker(world, world.worker(lease=timedelta(seconds=4)), batch).acquire()
+    begun = Worker(world, world.worker(lease=timedelta(seconds=4)), batch).begin(arrival(ID))
+    assert isinstance(begun, Busy) and timedelta(0) < begun.retry_after <= timedelta(seconds=4)
+
+
+def test_what_is_completed_is_done_for_everybody_and_for_ever(world: GuardWorld, one: Worker, other: Worker) -> None:
+    one.complete(one.acquire())
+    world.expire(ID)
+    assert [one.begin(arrival(ID)), other.begin(arrival(ID)), other.begin(arrival(ID, resent=True))] == [Done()] * 3
+    assert seen(world).state == "CONSUMED"
+
+
+def due(state: str, version: int, hash: bytes | None) -> type[Begun]:
+    """What domain.md says of a copy, where the log has version 5 of content A."""
+    if version < 5:
+        return Superseded
+    if state == "done":
+        return Conflict if hash == B else Done
+    if state in ("held", "ended") and hash == B and version == 5:
+        return Conflict
+    return Busy if state == "held" else Acquired
+
+
+def test_every_state_version_and_content_has_its_answer(world: GuardWorld) -> None:
+    worker = world.worker()
+    cases = [
+        (state, version, hash)
+        for state in ("done", "held", "ended", "failed", "given back", "reclaimed")
+        for version in (4, 5, 6)
+        for hash in (A, B, None)
+    ]
+    names = {case: f"m-{number}" for number, case in enumerate(cases)}
+    begun = worker.begin([arrival(name, version=5) for name in names.values()])
+    for (state, _, _), answer in zip(cases, begun, strict=True):
+        lease = acquired(answer)
+        match state:
+            case "done":
+                worker.complete(lease)
+            case "failed":
+                worker.fail(lease, "it broke")
+            case "given back":
+                worker.give_back([lease])
+            case "ended":
+                world.expire(lease.message_id)
+            case "reclaimed":
+                world.reclaim(lease.message_id)
+    answers = world.worker().begin([arrival(name, hash=hash, version=v) for (_, v, hash), name in names.items()])
+    told = {case: type(answer) for case, answer in zip(cases, answers, strict=True)}
+    assert told == {case: due(*case) for case in cases}
+    for (state, version, hash), name in names.items():
+        found, granted = seen(world, name), due(state, version, hash) is Acquired
+        kept = (version, (hash or b"")[:8].hex()) if granted else (5, A[:8].hex())
+        assert (found.version, found.hash) == kept, f"{state}, {version}: a refused copy changes no content, a granted one all"
+        if due(state, version, hash) is Conflict:
+            assert B[:8].hex() in found.conflicts, "a conflict is stored, with the other content's hash"
+        elif not granted:
+            assert not found.conflicts
+
+
+def test_a_conflict_changes_nothing_but_the_note_of_it(world: GuardWorld, one: Worker, other: Worker) -> None:
+    lease = one.acquire()
+    before = seen(world)
+    assert other.begin(arrival(ID, hash=B)) == Conflict()
+    after = seen(world)
+    assert (after.state, after.token, after.fence, after.attempts, after.hash) == (
+        before.state, before.token, before.fence, before.attempts, before.hash,
+    )  # fmt: skip
+    assert not before.conflicts and B[:8].hex() in after.conflicts
+    one.complete(lease)
+    assert other.begin(arrival(ID, hash=B)) == Conflict()
+    assert other.begin(arrival(ID)) == Done()
+
+
+class Standing(psycopg2.extensions.cursor):
+    """Begins at the very instant at which the lease ends, or `before` it: statements of one query share their timestamp."""
+
+    before = 0
+
+    def execute(self, query: Any, values: Any = None) -> None:
+        if str(query).startswith("INSERT INTO consumer_log"):
+            moved = f"statement_timestamp() + interval '{Standing.before} microseconds'"
+            query = f"UPDATE consumer_log SET lease_expires_at = {moved} WHERE message_id = '{ID}'; {query}"
+        super().execute(query, values)
+
+
+CLOCK_AT_END = """
+local function ends_at(key) return tonumber(sub(call('GET', key), 2, 14)) - %d end
+clock = function() local e = ends_at(KEYS[%d]); return e, e * 1000 end
+"""
+
+
+def standing_still(name: str, before: int, key: int) -> Script:
+    """The script with its clock at the end of the lease that it looks at, or `before` it, in ms; nothing else changed."""
+    script = Script(name)
+    at = script.text.index("local function ends_of")  # the clock is defined above
+    script.text = script.text[:at] + CLOCK_AT_END % (before, key) + script.text[at:]
+    script.sha = sha1(script.text.encode(), usedforsecurity=False).hexdigest().encode()
+    return script
+
+
+@pytest.mark.parametrize(("before", "granted"), [(0, True), (1, False)])
+def test_a_lease_that_ends_at_this_very_instant_has_ended(
+    world: GuardWorld, monkeypatch: pytest.MonkeyPatch, before: int, granted: bool
+) -> None:
+    world.worker().begin([arrival(ID)])
+    monkeypatch.setattr(Standing, "before", before)
+    monkeypatch.setattr(redis_guard, "_BEGIN", standing_still("begin", before, 3))
+    monkeypatch.setattr(front_module, "_LOOK", standing_still("look", before, 2))
+    (begun,) = world.worker(connect=lambda: world.database.connect(cursor_factory=Standing)).begin([arrival(ID)])
+    if granted:
+        assert isinstance(begun, Acquired)
+    else:
+        assert begun == Busy(SHORTEST_RETRY)
+
+
+@pytest.mark.parametrize(
+    ("left", "attempts"), [("ended", 2), ("reclaimed", 2), ("failed", 2), ("given back", 1), ("given back at its end", 1)]
+)
+def test_what_is_left_is_taken_over_with_a_new_token_and_a_greater_fence(
+    world: GuardWorld, one: Worker, other: Worker, left: str, attempts: int
+) -> None:
+    old = one.acquire()
+    match left:
+        case "ended":
+            world.expire(ID)
+        case "reclaimed":
+            world.reclaim(ID)
+        case "failed":
+            one.store.fail(old, "it broke")
+            assert (seen(world).state, seen(world).error) == ("FAILED", "it broke")
+        case "given back":
+            one.give_back(old)
+        case "given back at its end":
+            world.expire(ID)
+            one.give_back(old)
+    new = other.acquire()
+    assert new.token != old.token and new.fence > old.fence
+    assert (new.attempts, seen(world).attempts) == (attempts, attempts)
+    assert isinstance(one.begin(arrival(ID)), Busy)
+
+
+def test_who_was_overtaken_changes_nothing(world: GuardWorld, one: Worker, other: Worker) -> None:
+    old = one.acquire()
+    world.expire(ID)
+    new = other.acquire()
+    before = seen(world)
+    assert not one.renew(old)
+    with pytest.raises(LeaseLost):
+        one.complete(old)
+    with pytest.raises(LeaseLost):
+        one.store.fail(old, "late")
+    one.give_back(old)
+    assert seen(world) == before
+    assert isinstance(world.worker().begin([arrival(ID)])[0], Busy)
+    other.complete(new)
+    assert seen(world).state == "CONSUMED"
+
+
+@pytest.mark.parametrize("end", ["done", "failed"])
+def test_what_has_ended_is_not_ended_again_by_the_same_worker(world: GuardWorld, one: Worker, end: str) -> None:
+    lease = one.acquire()
+    if end == "done":
+        one.complete(lease)
+    else:
+        one.store.fail(lease, "it broke")
+    before = seen(world)
+    assert not one.renew(lease)
+    with pytest.raises(LeaseLost):
+        one.store.complete(lease)
+    with pytest.raises(LeaseLost):
+        one.store.fail(lease, "again")
+    one.store.give_back([lease])
+    assert seen(world) == before
+
+
+@pytest.mark.parametrize("left", ["ended", "reclaimed"])
+def test_complete_succeeds_after_the_end_while_nobody_took_it(world: GuardWorld, one: Worker, other: Worker, left: str) -> None:
+    lease = one.acquire()
+    (world.expire if left == "ended" else world.reclaim)(ID)
+    one.complete(lease)
+    assert seen(world).state == "CONSUMED"
+    assert other.begin(arrival(ID)) == Done()
+
+
+def test_renew_prolongs_and_brings_back_what_was_reclaimed(world: GuardWorld, one: Worker, other: Worker) -> None:
+    lease = one.acquire()
+    world.reclaim(ID)
+    assert one.renew(lease)
+    assert (seen(world).state, seen(world).token) == ("CONSUMING", lease.token.replace("-", ""))
+    assert isinstance(other.begin(arrival(ID)), Busy)
+    world.expire(ID)
+    assert one.renew(lease)
+    assert isinstance(other.begin(arrival(ID)), Busy)
+
+
+def test_fences_only_grow_and_every_attempt_is_counted(world: GuardWorld, one: Worker, other: Worker) -> None:
+    fences, attempts = [], 0
+    for number in range(8):
+        worker = (one, other)[number % 2]
+        lease = worker.acquire()
+        fences.append(lease.fence)
+        attempts += 1
+        assert lease.attempts == attempts
+        match number % 4:
+            case 0:
+                world.expire(ID)
+            case 1:
+                worker.store.fail(lease, "it broke")
+            case 2:
+                world.reclaim(ID)
+            case 3:
+                worker.give_back(lease)
+                attempts -= 1
+    assert fences == sorted(set(fences))
+
+
+ODD = [
+    "a:b", "{a}", "}{", "a|b|C", "it's \"quoted\"", "100%s %(x)s \\n", "😀 鍵", " ", "*?[x]", "x" * 10_240,
+    *(Random(seed).randbytes(500).hex() for seed in (5, 6)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["message id", "topic", "group"])
+def test_odd_names_are_messages_of_their_own(world: GuardWorld, where: str) -> None:
+    if where == "group":
+        worlds = [GuardWorld(world.kind, world.database, world.url, name[:250]) for name in ODD]
+        arrivals = [[arrival(ID)] for _ in ODD]
+    else:
+        worlds = [world]
+        named = [arrival(name) if where == "message id" else arrival(ID, name[:250]) for name in ODD]
+        arrivals = [named]
+    for at, copies in zip(worlds, arrivals, strict=True):
+        worker, late = at.worker(), at.worker()
+        leases = [acquired(begun) for begun in worker.begin(copies)]
+        assert [lease.key for lease in leases] == [copy.key for copy in copies]
+        assert {type(begun) for begun in late.begin(copies)} == {Busy}
+        assert worker.renew(leases) == set(leases)
+        for lease in leases:
+            worker.complete(lease)
+        assert late.begin(copies) == [Done()] * len(copies)
+        for copy in copies:
+            found = at.see(copy.message_id, copy.topic)
+            assert found is not None and found.state == "CONSUMED"
+    for at in worlds:
+        if at is not world:
+            at.close()
+
+
+def test_two_copies_in_one_batch_are_refused_before_anything_is_asked(world: GuardWorld) -> None:
+    with pytest.raises(ContractBroken):
+        world.worker().begin([arrival(ID), arrival("x"), arrival(ID)])
+    assert world.see(ID) is None and world.see("x") is None
+
+
+@pytest.mark.parametrize("start", ["nothing", "ended", "failed"])
+def test_of_many_workers_that_begin_at_once_exactly_one_gets_each_lease(world: GuardWorld, start: str) -> None:
+    names = [f"race-{number}" for number in range(60)]
+    first = world.worker()
+    if start != "nothing":
+        for lease in first.begin([arrival(name) for name in names]):
+            if start == "failed":
+                first.fail(acquired(lease), "it broke")
+            else:
+                world.expire(acquired(lease).message_id)
+    gate, answers = threading.Barrier(4), []
+
+    def race(seed: int) -> None:
+        worker, mixed = world.worker(), Random(seed).sample(names, len(names))
+        gate.wait()
+        for at in range(0, len(mixed), 20):
+            answers.extend(zip(mixed[at : at + 20], worker.begin([arrival(n) for n in mixed[at : at + 20]]), strict=True))
+
+    threads = [threading.Thread(target=race, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    by_name = {name: sorted(type(a).__name__ for n, a in answers if n == name) for name in names}
+    assert by_name == {name: ["Acquired", "Busy", "Busy", "Busy"] for name in names}
+
+
+# What stands in Redis
+
+
+@pytest.fixture(params=["front", "redis"])
+def in_redis(request: pytest.FixtureRequest, consumer: Any, valkey: Any) -> Iterator[GuardWorld]:
+    world = GuardWorld(request.param, consumer, valkey.url())
+    world.redis.flushall()
+    yield world
+    world.close()
+
+
+def all_ends(world: GuardWorld, size: int = 60) -> None:
+    """Every operation, over messages of every bucket."""
+    worker, late = world.worker(), world.worker()
+    leases = [acquired(begun) for begun in worker.begin([arrival(f"m-{n}") for n in range(size)])]
+    worker.renew(leases)
+    for number, lease in enumerate(leases):
+        match number % 5:
+            case 0:
+                worker.complete(lease)
+            case 1:
+                worker.fail(lease, "it broke")
+            case 2:
+                worker.give_back([lease])
+            case 3:
+                world.expire(lease.message_id)
+    late.begin([arrival(f"m-{n}", hash=B) for n in range(size)])
+    late.begin([arrival(f"m-{n}") for n in range(size)])
+
+
+def test_every_key_has_a_time_to_live(in_redis: GuardWorld) -> None:
+    all_ends(in_redis)
+    lives = {key: in_redis.redis.pttl(key) for key in in_redis.all_keys()}
+    assert len(lives) > 60 and all(life > 0 for life in lives.values()), lives
+
+
+def test_the_index_of_a_bucket_lives_as_long_as_what_it_points_to_and_points_to_all_that_is_held(in_redis: GuardWorld) -> None:
+    all_ends(in_redis)
+    held = {key for key in in_redis.all_keys() if b"}:m:" in key and in_redis.redis.get(key).startswith(b"C")}
+    pointed: dict[bytes, float] = {}
+    for index in in_redis.keys.expiry:
+        for key, ends in in_redis.redis.zrange(index, 0, -1, withscores=True):
+            assert key.split(b"}")[0] == index.split(b"}")[0]
+            assert in_redis.redis.pttl(index) >= in_redis.redis.pttl(key) - 1
+            pointed[key] = ends
+    assert set(pointed) == held and held
+    assert {key: int(in_redis.redis.get(key)[1:14]) for key in held} == pointed
+
+
+def test_all_keys_of_a_script_call_share_one_hash_tag(in_redis: GuardWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    tags: list[set[bytes]] = []
+    plain = RedisExchange.run
+
+    def run(self: RedisExchange, calls: Sequence[Any]) -> list[Any]:
+        tags.extend({key[key.index(b"{") : key.index(b"}")] for key in keys} for _, keys, _ in calls)
+        return plain(self, calls)
+
+    monkeypatch.setattr(RedisExchange, "run", run)
+    all_ends(in_redis)
+    for name in ODD:
+        in_redis.worker().begin([arrival(name), arrival(ID, name)])
+    assert len(tags) > 60 and all(len(called) == 1 for called in tags)
+    assert len(set().union(*tags)) == 16, "the work is spread over all buckets"
+
+
+# What only a front does
+
+
+class Fronted:
+    """A worker with a front, whose database a test can take away."""
+
+    def __init__(self, world: GuardWorld) -> None:
+        self.world, self.away, self.asked = world, False, 0
+        self.store = world.worker(connect=self.connect)
+        assert isinstance(self.store, InDatabase) and isinstance(self.store._front, Front)
+        self.front = self.store._front
+
+    def connect(self) -> Any:
+        if self.away:
+            raise psycopg2.OperationalError("refused")
+        return self.world.database.connect(cursor_factory=self.counting())
+
+    def counting(self) -> type[psycopg2.extensions.cursor]:
+        fronted = self
+
+        class Counting(psycopg2.extensions.cursor):
+            def execute(self, query: Any, values: Any = None) -> None:
+                fronted.asked += 1
+                super().execute(query, values)
+
+        return Counting
+
+    def without_database(self) -> None:
+        assert isinstance(self.store, InDatabase)
+        self.store.store.close()
+        self.away = True
+
+
+@pytest.fixture
+def fronted(consumer: Any, valkey: Any) -> Iterator[Fronted]:
+    world = GuardWorld("front", consumer, valkey.url())
+    world.redis.flushall()
+    yield Fronted(world)
+    world.close()
+
+
+def test_what_is_done_is_answered_without_the_database(fronted: Fronted) -> None:
+    fronted.store.complete(acquired(fronted.store.begin([arrival(ID)])[0]))
+    asked = fronted.asked
+    assert fronted.store.begin([arrival(ID)]) == [Done()] and fronted.asked == asked
+    fronted.without_database()
+    assert fronted.store.begin([arrival(ID)]) == [Done()]
+    assert fronted.store.drain_counts() == {"front_asked": 1, "front_done": 2}
+
+
+@pytest.mark.parametrize(
+    "copy", [arrival(ID, resent=True), arrival(ID, hash=B), arrival(ID, version=2), arrival(ID, version=0), arrival("new")]
+)
+@pytest.mark.parametrize("end", ["done", "held"])
+def test_what_the_front_does_not_know_for_sure_is_the_databases_to_answer(fronted: Fronted, copy: Arrival, end: str) -> None:
+    lease = acquired(fronted.store.begin([arrival(ID)])[0])
+    if end == "done":
+        fronted.store.complete(lease)
+    fronted.without_database()
+    if end == "held" and copy.resent:
+        assert isinstance(fronted.store.begin([copy])[0], Busy), "who holds it is at work on this copy's message, too"
+    else:
+        with pytest.raises(StoreUnavailable):
+            fronted.store.begin([copy])
+
+
+def test_a_resent_copy_of_what_only_redis_calls_done_is_processed(fronted: Fronted) -> None:
+    fronted.store.complete(acquired(fronted.store.begin([arrival(ID)])[0]))
+    fronted.world.database.run("DELETE FROM consumer_log")  # a restore of an older backup
+    assert fronted.store.begin([arrival(ID)]) == [Done()]
+    assert isinstance(fronted.store.begin([arrival(ID, resent=True)])[0], Acquired)
+
+
+def test_what_is_held_is_answered_busy_without_the_database_until_it_ends(fronted: Fronted) -> None:
+    fronted.store.begin([arrival(ID)])
+    asked = fronted.asked
+    assert isinstance(fronted.store.begin([arrival(ID)])[0], Busy)
+    assert fronted.asked == asked
+    fronted.world.expire(ID)
+    assert isinstance(fronted.store.begin([arrival(ID)])[0], Acquired)
+
+
+def test_a_front_that_calls_an_ended_lease_free_is_corrected_by_the_database(fronted: Fronted) -> None:
+    fronted.store.begin([arrival(ID)])
+    fronted.world.end_in_redis(ID)
+    assert isinstance(fronted.store.begin([arrival(ID)])[0], Busy), "the database's clock decides, not Redis"
+
+
+@pytest.mark.parametrize("late", ["held", "done", "free"])
+@pytest.mark.parametrize("stands", ["held", "done"])
+def test_a_late_note_never_overwrites_what_a_later_grant_has_noted(fronted: Fronted, stands: str, late: str) -> None:
+    copy = arrival(ID)
+    old = acquired(fronted.store.begin([copy])[0])
+    new = old._replace(token="0" * 32, fence=old.fence + 1)
+    getattr(fronted.front, stands)([(new, copy)])
+    _, key = fronted.world.keys.bucket_and_key(TOPIC, ID)
+    before = fronted.world.redis.get(key)
+    getattr(fronted.front, late)([(old, copy)])
+    assert fronted.world.redis.get(key) == before
+
+
+def test_a_renewal_that_is_noted_late_does_not_hide_the_end(fronted: Fronted) -> None:
+    copy = arrival(ID)
+    lease = acquired(fronted.store.begin([copy])[0])
+    fronted.store.complete(lease)
+    fronted.front.held([(lease, copy)])
+    assert fronted.front.look([copy]) == [Done()]
+
+
+def test_a_record_that_cannot_be_read_is_the_databases_to_answer_and_mended(fronted: Fronted) -> None:
+    bucket, key = fronted.world.keys.bucket_and_key(TOPIC, ID)
+    fronted.world.redis.set(key, "another program's")
+    lease = acquired(fronted.store.begin([arrival(ID)])[0])
+    fronted.store.complete(lease)
+    assert fronted.store.drain_counts() == {"front_unread": 1, "front_asked": 1}
+    assert fronted.front.look([arrival(ID)]) == [Done()]
+    assert fronted.world.redis.pttl(key) > 0
+
+
+def test_groups_do_not_share_leases(world: GuardWorld) -> None:
+    worker = world.worker()
+    worker.complete(acquired(worker.begin([arrival(ID)])[0]))
+    elsewhere = GuardWorld(world.kind, world.database, world.url, "shipping")
+    assert isinstance(elsewhere.worker().begin([arrival(ID)])[0], Acquired)
+    elsewhere.close()
+    assert GROUP != "shipping"
