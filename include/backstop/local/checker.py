@@ -40,6 +40,11 @@ class Books:
     effects: dict[str, Counter[Key]] = field(default_factory=dict)
     consumed: dict[str, set[Key]] = field(default_factory=dict)
     taken_over: dict[str, set[Key]] = field(default_factory=dict)
+    stopped: dict[str, set[Key]] = field(default_factory=dict)
+    """group -> messages of which the database itself stopped a second copy"""
+    unended: dict[str, set[Key]] = field(default_factory=dict)
+    fences: dict[str, dict[Key, list[int]]] = field(default_factory=dict)
+    """group -> the fences under which a message's effects were committed"""
     cases: dict[Key, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     """key -> (kind, state) of the cases that it is a member of"""
     quarantined: set[Key] = field(default_factory=set)
@@ -107,13 +112,18 @@ def read_books(places: dict[str, Any], ledger: Ledger) -> Books:
             " WHERE s.message_id IS NULL OR a.send_number > s.send_count",
         )[0][0]
     for group, dsn in places["groups"].items():
-        effects = rows(dsn, "SELECT topic, message_id FROM effect WHERE consumer_group = %s", (group,))
-        books.effects[group] = Counter((topic, message_id) for topic, message_id in effects)
+        effects = rows(dsn, "SELECT topic, message_id, fence FROM effect WHERE consumer_group = %s", (group,))
+        books.effects[group] = Counter((topic, message_id) for topic, message_id, _ in effects)
+        books.fences[group] = defaultdict(list)
+        for topic, message_id, fence in effects:
+            books.fences[group][topic, message_id].append(fence)
         log = "SELECT topic, message_id FROM consumer_log WHERE consumer_group = %s AND "
         done = rows(dsn, log + "state = 'CONSUMED' AND consumed_at IS NOT NULL", (group,))
         books.consumed[group] = {(topic, message_id) for topic, message_id in done}
-        again = rows(dsn, log + "attempts > 1", (group,))
-        books.taken_over[group] = {(topic, message_id) for topic, message_id in again}
+        for told, which in (
+            (books.taken_over, "attempts > 1"), (books.stopped, "duplicates_stopped > 0"), (books.unended, "state <> 'CONSUMED'"),
+        ):  # fmt: skip
+            told[group] = {(topic, message_id) for topic, message_id in rows(dsn, log + which, (group,))}
     read_control(places["control"], books, ledger)
     return books
 
@@ -232,6 +242,24 @@ def check_effects(books: Books, topics: dict[str, list[str]], ledger: Ledger, pr
     return told
 
 
+def check_leases(books: Books, problems: Problems) -> None:
+    """No lease is left behind by anybody: whatever was begun came to its end."""
+    for group, keys in books.unended.items():
+        for key in keys:
+            problems.add("work begun and never ended", group, *key)
+
+
+def woken_in_vain(books: Books, lines: list[dict[str, Any]], key: Key, group: str | None) -> bool:
+    """Whether a worker stood still in its work and woke up, and what counts was done later, under a higher fence."""
+    if group is None:
+        return False
+    details = [line["detail"] for line in lines if (line["topic"], line["message_id"], line["consumer_group"]) == (*key, group)]
+    stood = [int(detail.rpartition(" ")[2]) for detail in details if detail.startswith("stood still with fence ")]
+    woke = [int(detail.rpartition(" ")[2]) for detail in details if detail.startswith("woke up with fence ")]
+    fences = books.fences[group].get(key, [])
+    return bool(stood) and stood == woke and len(fences) == 1 and fences[0] > max(stood)
+
+
 def check_resends(books: Books, topics: dict[str, list[str]], ledger: Ledger, problems: Problems) -> dict[str, Any]:
     """No send that nothing called for: a message may reach a group again once for each time it was lost."""
     losses: Counter[tuple[Key, str]] = Counter()
@@ -295,7 +323,7 @@ def check_faults(books: Books, topics: dict[str, list[str]], ledger: Ledger, pro
     for fault, lines in ledger.items():
         distinct = {(line["topic"], line["message_id"], line.get("consumer_group")) for line in lines}
         keys = {(topic, message_id) for topic, message_id, _ in distinct}
-        found = sum(1 for topic, message_id, group in distinct if is_found(books, fault, (topic, message_id), group))
+        found = sum(1 for topic, message_id, group in distinct if is_found(books, fault, lines, (topic, message_id), group))
         resent = sum(1 for key in keys if books.resends.get(key))
         once = sum(1 for key in keys if all(books.effects[group][key] == 1 for group in topics.get(key[0], [])))
         repaired = fault not in LOST_ON_THE_WAY or resent == len(keys)
@@ -313,7 +341,7 @@ def check_faults(books: Books, topics: dict[str, list[str]], ledger: Ledger, pro
     return told
 
 
-def is_found(books: Books, fault: str, key: Key, group: str | None) -> bool:
+def is_found(books: Books, fault: str, lines: list[dict[str, Any]], key: Key, group: str | None) -> bool:
     """Whether the tables show that this fault was recognised on this message (of the group that it names)."""
     seen = {(verdict, reason) for g, verdict, reason in books.seen.get(key, ()) if group in (None, g)}
     verdicts = {verdict for verdict, _ in seen}
@@ -326,8 +354,12 @@ def is_found(books: Books, fault: str, key: Key, group: str | None) -> bool:
             return statuses == {"confirmed"}
         case "lost_in_broker" | "offset_moved":
             return "LOST" in verdicts
-        case "consumer_killed":
+        case "consumer_killed" | "lease_killed":
             return group is not None and key in books.taken_over[group]
+        case "worker_woken_late":
+            return woken_in_vain(books, lines, key, group)
+        case "leases_flushed":
+            return all(key in stopped for stopped in books.stopped.values())
         case "slow_group":
             return "BACKLOGGED" in verdicts
         case "refused":
@@ -376,6 +408,7 @@ def check(places: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
     problems = Problems()
     twice = keys_of(line for line in ledger.get("broken_rows", []) if line.get("detail") == "one id on two shards")
     check_promises(books, twice, problems)
+    check_leases(books, problems)
     told = {
         "effects": check_effects(books, topics, ledger, problems),
         "stubs": check_stubs(books, problems),

@@ -135,6 +135,31 @@ class BrokerFaults:
                 return keys
         raise demo_broken(f"No message of {topic} was left to skip for {group}.", "Run the demo again.")
 
+    def deliver_again(self, topic: str, group: str, keys: Sequence[Key]) -> None:
+        """Moves a group back before the oldest of these, as a failover to a replica that lags does: all since then comes again."""
+        oldest: dict[int, str] = {}
+        for queue, entry, _, _ in self._entries(topic, {message_id for _, message_id in keys}):
+            oldest.setdefault(queue, entry)
+        for queue, entry in oldest.items():
+            stream = self._keys.stream(topic, queue)
+            before = self._server.xrevrange(stream, max=f"({entry}", count=1)
+            self._server.xgroup_setid(stream, group, before[0][0] if before else "0-0")
+
+    def newest_done(self, topic: str, group: str, at_most: int) -> list[Key]:
+        """The newest first sends of each queue that the group has acknowledged, in an unbroken row, oldest first."""
+        found: list[Key] = []
+        for queue in range(self._queues(topic)):
+            stream = self._keys.stream(topic, queue)
+            [given] = [one["last-delivered-id"] for one in self._server.xinfo_groups(stream) if one["name"] == group]
+            row: list[Key] = []
+            for entry, fields in self._server.xrevrange(stream, max=given, count=at_most):
+                message_id, number = read_entry(fields)
+                if number > 1 or self._server.xpending_range(stream, group, entry, entry, 1):
+                    break
+                row.insert(0, (topic, message_id))
+            found += row
+        return found
+
     def backlog(self, topic: str, group: str) -> int:
         """Messages that the group was not given yet or has not acknowledged; deleted entries do not count."""
         left = 0
@@ -162,6 +187,13 @@ class BrokerFaults:
         stream = self._keys.stream(topic, queue)
         [last] = [g["last-delivered-id"] for g in self._server.xinfo_groups(stream) if g["name"] == group]
         return [(entry, read_entry(fields)[1]) for entry, fields in self._server.xrange(stream, f"({last}")]
+
+
+def flush_leases(url: str) -> int:
+    """Empties the Redis in front of the leases; how many keys went, in one transaction with it."""
+    with redis.Redis.from_url(url) as server:
+        [keys, _] = server.pipeline(transaction=True).dbsize().flushall().execute()
+    return int(keys)
 
 
 def read_entry(fields: Any) -> tuple[str, int]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 Key = tuple[str, str]
 """(topic, message id)"""
@@ -49,8 +50,11 @@ class Ledger:
 
     def keys(self, fault: str) -> set[Key]:
         """Every message of a fault; empty when it was not injected."""
+        return {(line["topic"], line["message_id"]) for line in self.lines(fault)}
+
+    def lines(self, fault: str) -> list[dict[str, Any]]:
+        """Everything that stands there of a fault, in order."""
         file = self.folder / f"{fault}.jsonl"
         if not file.exists():
-            return set()
-        lines = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
-        return {(line["topic"], line["message_id"]) for line in lines}
+            return []
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -40,7 +40,8 @@ class Valkey:
     """One Valkey server over one directory.
 
     `appendfsync="always"` is what a broker needs that promises durability: a reply means the entry is on
-    disk. `durable=False` is a server whose data may go at any time: nothing is written to disk. `directory` gets the append-only files, `valkey.password` and `valkey.conf` (0600) and `server.log`.
+    disk. `durable=False` is a server whose data may go at any time: nothing of it is written to disk. `directory` gets
+    the append-only files, `valkey.password` and `valkey.conf` (0600) and `server.log`.
     `wrap`: words before the server's command, such as `env NAME=value`.
     """
 
