@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import redis
@@ -20,7 +21,14 @@ from client_world import GROUP, TOPIC, Database
 
 KINDS = ("database", "front", "redis")
 A, B = payload_hash(b"a"), payload_hash(b"b")
+ID = "order-1:paid"
 STATES = {"C": "CONSUMING", "D": "CONSUMED", "F": "FAILED", "E": "EXPIRED"}
+
+ODD = [
+    "a:b", "{a}", "}{", "a|b|C", "it's \"quoted\"", "100%s %(x)s \\n", "😀 鍵", " ", "*?[x]", "x" * 10_240,
+    *(Random(seed).randbytes(500).hex() for seed in (5, 6)),
+]  # fmt: skip
+"""Names that a key, a pattern, a template or an index could trip over."""
 
 
 @dataclass(frozen=True)
