@@ -33,7 +33,6 @@ innodb-log-file-size=16M
 innodb-flush-log-at-trx-commit=0
 performance-schema=OFF
 character-set-server=utf8mb4
-default-time-zone=+05:00
 """
 
 
@@ -43,7 +42,7 @@ def installed(name: str) -> Path:
     if found is None:
         pytest.fail(
             f"{name} is not here, and these tests need a real MariaDB. "
-            "On Debian: apt-get install -y --no-install-recommends mariadb-server",
+            "On Debian: apt-get install -y --no-install-recommends mariadb-server-core mariadb-client-core",
             pytrace=False,
         )
     return Path(found)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -275,7 +276,7 @@ def test_on_a_server_that_counts_our_reads_as_touches_values_are_read_only_by_th
         assert "no-touch" in str(error).lower()  # this is such a server
         url = keys.url
     else:
-        url = keys.url.replace(keys.url.partition("//")[2].partition("@")[0], "old:pass")
+        url = keys.url.replace(keys.url.partition("//")[2].rpartition("@")[0], "old:pass")
     keys.put(LISTENER + "consuming")
     keys.put(LISTENER + "done", "CONSUMED")
     keys.put(LISTENER + "odd", "WORKING")
@@ -310,7 +311,7 @@ def test_nothing_is_freed_when_the_log_does_not_answer(keys: Keys, name: str) ->
     leases.close()
 
 
-@pytest.mark.parametrize("size", [5000, 40])
+@pytest.mark.parametrize("size", [5000, 400])
 def test_a_large_keyspace_is_scanned_in_steps_and_from_the_place_where_the_last_process_stopped(keys: Keys, size: int) -> None:
     pipe = keys.client.pipeline()
     for number in range(size):
@@ -334,6 +335,42 @@ def test_a_large_keyspace_is_scanned_in_steps_and_from_the_place_where_the_last_
     assert keys.client.ttl("other:1") == -1
 
 
+def test_one_object_decides_every_key_however_small_the_limit_and_a_new_one_never_stands_still(keys: Keys) -> None:
+    for number in range(40):
+        keys.client.set(f"dedup:orders:m-{number}", "w")
+    leases, log = opened("plain", keys.url), Log()
+    for _ in range(40):
+        assert dict(leases.sweep(log, limit=1, dry_run=False)) == {"looked": 1, "keep": 1}
+    assert len(set(log.asked)) == 40
+    leases.close()
+    place, calls = "", 0
+    while calls == 0 or place:
+        leases = opened("plain", keys.url)
+        leases.place = place
+        leases.sweep(log, limit=1, dry_run=False)
+        place, calls = leases.place, calls + 1
+        leases.close()
+    assert calls <= 40
+
+
+@BOTH
+def test_a_login_as_the_how_to_makes_it_may_do_what_the_sweep_does(keys: Keys, name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/foreign-leases.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("ACL SETUSER")]
+    try:
+        keys.client.execute_command(line.replace(">...", ">pass"))
+    except redis.ResponseError:
+        keys.client.execute_command(line.replace(">...", ">pass").replace(" +client|no-touch", ""))  # before Redis 7.2
+    login = keys.url.partition("//")[2].rpartition("@")[0]
+    url = keys.url.replace(f"//{login}@" if login else "//", "//backstop_sweep:pass@")
+    keys.put(KEYS[name])
+    keys.put(KEYS[name] + "-done")
+    leases = opened(name, url)
+    assert leases.count(10) == 2
+    assert dict(leases.sweep(done("m-1-done"), limit=10, dry_run=False)) == {"looked": 2, "reclaim": 1, "repair": 1}
+    leases.close()
+
+
 def refused(name: str, url: str) -> StoreUnavailable:
     leases = opened(name, url)
     with pytest.raises(StoreUnavailable) as error:
@@ -350,7 +387,7 @@ def refused(name: str, url: str) -> StoreUnavailable:
 @BOTH
 def test_a_server_that_is_away_or_refuses_says_so_in_three_parts_and_without_a_password(keys: Keys, name: str) -> None:
     refused(name, f"redis://:s3cret-pass@127.0.0.1:{free_port()}/0")
-    wrong = keys.url.replace(keys.url.partition("//")[2].partition("@")[0], ":s3cret-pass") if "@" in keys.url else None
+    wrong = keys.url.replace(keys.url.partition("//")[2].rpartition("@")[0], ":s3cret-pass") if "@" in keys.url else None
     if wrong:
         assert "s3cret-pass" not in str(refused(name, wrong))
 

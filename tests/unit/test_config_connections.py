@@ -57,6 +57,8 @@ def test_an_unknown_connection_says_where_it_was_looked_for() -> None:
          "postgresql://me@[::1]/my%20db?sslmode=require"),
         ({"conn_type": "redis", "host": "h", "port": 6379, "password": "x", "extra": {"db": 3}}, "redis://:x@h:6379/3"),
         ({"conn_type": "redis", "host": "h", "extra": {"ssl": True}}, "rediss://h/0"),
+        ({"conn_type": "mysql", "host": "h", "port": 3306, "login": "me", "password": PASSWORD, "schema": "db",
+          "extra": {"charset": "utf8", "ssl_ca": "/ca.pem"}}, "mysql://me:p%40ss%2Fw%3Ard%20%2525@h:3306/db?ssl_ca=%2Fca.pem"),
     ],
 )  # fmt: skip
 def test_airflows_json_form_becomes_a_url(connection: dict[str, object], url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +70,7 @@ def test_airflows_json_form_becomes_a_url(connection: dict[str, object], url: st
     ("written", "url"),
     [("postgres://me:x@h:1/db?sslmode=require&cursor=dict", "postgresql://me:x@h:1/db?sslmode=require"),
      ("postgres://me:x@h/db?__extra__=%7B%22sslmode%22%3A%20%22verify-full%22%7D", "postgresql://me:x@h/db?sslmode=verify-full"),
+     ("mariadb://me:x@h/db?charset=utf8&ssl_ca=/ca.pem", "mysql://me:x@h/db?ssl_ca=%2Fca.pem"),
      ("redis://:x@h:1/2", "redis://:x@h:1/2"), ("https://hooks.example/x?y=z", "https://hooks.example/x?y=z")],
 )  # fmt: skip
 def test_airflows_uri_form_becomes_a_url_with_what_the_driver_understands(

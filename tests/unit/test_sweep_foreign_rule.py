@@ -114,7 +114,9 @@ def lines(name: str, **more: Any) -> str:
         ("plain", {"pattern": "dedup:{id}:{date}"}, "fixed text with {id} once"),
         ("plain", {"untouched_for": "15m"}, "untouched_for: 15m; allowed: at least consume_timeout + max_clock_skew (905s)"),
         ("keys", {"untouched_for": "1m"}, "untouched_for: 1m; allowed: at least consume_timeout"),
-        ("keys", {"connection": "redis://:secret@host"}, "(not shown)"),
+        ("keys", {"connection": "redis://:secret@host"}, "foreign_leases.keys.connection: (not shown)"),
+        ("plain", {"patern": "x"}, "foreign_leases.plain.patern: no such setting; allowed: pattern (did you mean that?)"),
+        ("table", {"untouched_for": "1h"}, "foreign_leases.table.untouched_for: no such setting; allowed: connection, group"),
         ("keys", {"kind": "setnx"}, "dedup_listener_mysql"),
     ],
 )

@@ -78,3 +78,9 @@ class PlainKeys(_Foreign):
 
 
 ForeignSettings = Annotated[DedupListenerMysql | DedupListenerRedis | PlainKeys, Field(discriminator="kind")]
+
+FOREIGN_KINDS: dict[str, type[BaseModel]] = {
+    "dedup_listener_mysql": DedupListenerMysql,
+    "dedup_listener_redis": DedupListenerRedis,
+    "plain_keys": PlainKeys,
+}

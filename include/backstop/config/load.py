@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from backstop.config.constraints import Problem, problems
+from backstop.config.foreign import FOREIGN_KINDS
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError
 
@@ -66,7 +67,8 @@ def _refused(name: str, found: Sequence[Problem]) -> ConfigurationError:
 
 
 def _problem(detail: ErrorDetails) -> Problem:
-    path = ".".join(str(part) for part in detail["loc"] if part != "[key]") or "(the file)"
+    # The kind that chose a model stands in pydantic's place, and in nobody's file.
+    path = ".".join(str(part) for part in detail["loc"] if part != "[key]" and part not in FOREIGN_KINDS) or "(the file)"
     kind, given = detail["type"], detail["input"]
     if kind == "extra_forbidden":
         names = _fields_at(detail["loc"][:-1])
@@ -86,6 +88,9 @@ def _fields_at(path: Sequence[int | str]) -> list[str]:
     """The settings that are known at a path; walks the models beside the values."""
     model: type[BaseModel] | None = Settings
     for part in path:
+        if part in FOREIGN_KINDS:
+            model = FOREIGN_KINDS[str(part)]
+            continue
         field = model.model_fields.get(str(part)) if model is not None else None
         if field is not None:
             model = _model_in(field.annotation)

@@ -147,7 +147,7 @@ class MysqlRecords:
                 connect_timeout=CONNECT_SECONDS,
                 read_timeout=SECONDS,
                 write_timeout=SECONDS,
-                # NOW() in another zone would be ambiguous for an hour a year.
+                # Where NOW() is a local time, another zone would make it ambiguous for an hour a year (not so in MariaDB).
                 init_command="SET time_zone = '+00:00', innodb_lock_wait_timeout = 1, lock_wait_timeout = 5",
             )
         return self._connection

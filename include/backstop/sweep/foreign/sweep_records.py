@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from backstop.errors import Unavailable
 from backstop.records import Counts, Key
@@ -17,6 +18,13 @@ _UNREADABLE = "its key, its value or its row is not what this program writes"
 _SILENCE = "the log did not answer: nothing is freed on its silence"
 
 
+class _Span(NamedTuple):
+    """A page, by the places where it begins and ends."""
+
+    begins: str
+    ends: str
+
+
 class SweptRecords:
     """`ForeignLeases` over any store."""
 
@@ -24,17 +32,23 @@ class SweptRecords:
         self.name, self.group = name, group
         self.done = Counts()
         self._records, self._walk = records, walk
-        self._place = ""
-        # Seen by a call that then had reached its limit, each with where its page begins: decided first by the next call.
-        self._left: deque[tuple[Seen, str]] = deque()
+        self._place = self._started = ""
+        # Seen by a call that then had reached its limit, each with the page that it is on: decided first by the next call.
+        self._left: deque[tuple[Seen, _Span]] = deque()
 
     def __repr__(self) -> str:
         return f"SweptRecords({self.name}, {self.group})"
 
     @property
     def place(self) -> str:
-        """Where the next call goes on; what was seen and not yet decided is not behind it."""
-        return self._left[0][1] if self._left else self._place
+        """Where the next call goes on: what was seen and not yet decided is not behind it.
+
+        Unless one page alone was more than the limit: its rest waits for the next round, else no call would get past it.
+        """
+        if not self._left:
+            return self._place
+        page = self._left[0][1]
+        return page.begins if page.begins != self._started else page.ends
 
     @place.setter
     def place(self, place: str) -> None:
@@ -96,19 +110,22 @@ class SweptRecords:
         """Where it begins, and the batch: what is left of the last call, then what is found on; `limit` in all."""
         # Half of the limit, so that a page that is seen again, after its place was put back, leaves room for the next.
         pages = self._pages(self._place, max(1, min(BATCH, limit // 2)))
-        allowed = limit
+        allowed, self._started = limit, self._where()
         while allowed > 0:
             wanted = min(BATCH, allowed)
             while len(self._left) < wanted and (found := next(pages, None)) is not None:
                 begins, page = found
-                self._left.extend((seen, begins) for seen in page.seen)
+                self._left.extend((seen, _Span(begins, page.place)) for seen in page.seen)
                 self._place = page.place
-            begins = self.place
+            begins = self._where()
             batch = [self._left.popleft()[0] for _ in range(min(wanted, len(self._left)))]
             if not batch:
                 return
             allowed -= len(batch)
             yield begins, batch
+
+    def _where(self) -> str:
+        return self._left[0][1].begins if self._left else self._place
 
     def _pages(self, place: str, size: int) -> Iterator[tuple[str, Page]]:
         """Where it begins, and the page: pages up to `walk` records."""
