@@ -222,6 +222,34 @@ def resend_due(room: Room, run: Run) -> int:
         return int(cursor.fetchone()[0])
 
 
+@told
+def open_sweep(groups: list[str], dry_run: bool) -> Opened | None:
+    """Opens a sweep over these groups (none: all) and counts, in milliseconds, what ended. Null: nothing did."""
+    from backstop.errors import Unavailable
+    from backstop.records import Counts
+    from backstop.runs.run import close_run, open_run
+    from backstop.sweep.parts import parts_of
+    from backstop.sweep.run_once import count_before, scope_of_groups
+
+    with control_room() as room:
+        parts_of(room.settings, groups or None)
+        run = open_run(room.control, "sweep", scope_of_groups(groups), room.settings, dry_run=dry_run)
+        try:
+            counted = count_before(room.settings, room.connections, room.control, run)
+            idle = not counted.leases and not counted.is_sample_due
+            if idle:
+                counted.require_reachable()
+        except BaseException as error:
+            room.control.rollback()
+            state = "incomplete" if isinstance(error, Unavailable) else "failed"
+            close_run(room.control, run, state, Counts(), error=str(error))
+            raise
+        if idle:
+            close_run(room.control, run, "done", Counts(due=0))
+            return None
+        return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "no_send": False, "due": counted.leases}
+
+
 def resend_listed(topic: str | None, ids: str, who: str, why: str) -> Callable[[Room, Run], int]:
     """Asks for these ids (one a line) and limits the run to them; the log says what becomes of each. Counts what may go."""
 

@@ -21,10 +21,10 @@ from backstop.config.settings import Settings
 from backstop.errors import BackstopError
 from backstop.records import Counts
 from backstop.resend.claim import find_due
-from backstop.resend.work import a_worker, add_counts, now, prepare, require_all_reachable, run_once, work
+from backstop.resend.work import a_worker, now, prepare, require_all_reachable, run_once, work
 from backstop.runs.control import connect
 from backstop.runs.job import main_of
-from backstop.runs.run import Run, find, keep_alive
+from backstop.runs.run import Run, add_counts, find, keep_alive
 from backstop.runs.spark_session import start_session
 
 REPORT = "counts string, missed string, error string"
@@ -59,7 +59,7 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
                     worker.miss(subject, why)
                 if report["error"] is not None:
                     raise _error(json.loads(report["error"]))
-        add_counts(worker, counts)
+        add_counts(worker.control, run, counts)
         require_all_reachable(worker.missed)
     return counts
 

@@ -212,7 +212,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
         Postgres(tmp_path_factory.mktemp("postgres")) as server,
         Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
     ):
-        urls = {"backstop_broker": valkey.url()}
+        urls = {"backstop_broker": valkey.url(), "backstop_leases": valkey.url(1)}
         for name, role in ROLES.items():
             server.create_database(name)
             urls[f"backstop_{name}"] = server.admin_dsn(name)

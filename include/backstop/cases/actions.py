@@ -33,6 +33,8 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
     "order_gap": ("resend", "void", "discard", "leave"),
     "order_parked": ("resend", "void", "discard", "leave"),
     "no_route": ("resend", "discard", "void", "leave"),
+    "lease_leak": ("leave",),
+    "repeated_failure": ("leave",),
 }
 _DONE = (Verdict.CONFIRMED, Verdict.VOIDED)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from backstop.named_sql import load
@@ -11,6 +11,8 @@ _SQL = load("backstop.cases", "queries.sql")
 
 Delivery = tuple[str, str, str]
 """topic, message_id, consumer_group"""
+Cause = tuple[str, str, str, str]
+"""kind, topic, consumer_group, subject"""
 
 
 def close_satisfied(cur: Any, run_id: int, done: Sequence[Delivery] = ()) -> int:
@@ -37,6 +39,22 @@ def close_settled(cur: Any) -> int:
             "body": f"Every delivery to {group} in it was done, withdrawn or discarded, {how}.",
         })  # fmt: skip
     return len(closed)
+
+
+def close_by_cause(cur: Any, kind: str, still: Collection[Cause], why: str, groups: Collection[str] | None = None) -> int:
+    """Closes the cases of a kind (of these groups; null: all) whose cause is not found any more; returns how many.
+
+    One that a person left is closed with them: when its cause comes back, it is a new case.
+    """
+    cur.execute(_SQL["of_kind"], {"kind": kind, "groups": None if groups is None else list(groups)})
+    over = [row for row in cur.fetchall() if tuple(row[1:]) not in still]
+    for case_id, _, topic, group, subject in over:
+        cur.execute(_SQL["close"], {"case_id": case_id})
+        cur.execute(_SQL["alert"], {
+            "case_id": case_id, "dedup_key": f"case/{case_id}/closed", "severity": "info",
+            "title": f"Case {case_id} is over: {kind} in {topic}", "body": f"{subject} of {group}: {why}.",
+        })  # fmt: skip
+    return len(over)
 
 
 def settle(cur: Any, done: Sequence[Delivery]) -> None:

@@ -65,6 +65,15 @@ WHERE c.closed_at IS NULL
     AND NOT EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL)
 RETURNING c.case_id, c.kind, c.topic, c.consumer_group, c.decision;
 
+-- name: of_kind: cases of a kind that are not closed, and of which groups
+SELECT c.case_id, c.kind, c.topic, c.consumer_group, c.subject
+FROM case_file c
+WHERE c.kind = %(kind)s AND c.closed_at IS NULL
+    AND (%(groups)s::text[] IS NULL OR c.consumer_group = ANY(%(groups)s::text[]));
+
+-- name: close: the cause is gone
+UPDATE case_file SET state = 'closed', closed_at = clock_timestamp() WHERE case_id = %(case_id)s AND closed_at IS NULL;
+
 -- name: list: cases, the newest first, with how many members are still open
 SELECT c.case_id, c.kind, c.topic, c.consumer_group, c.subject, c.severity, c.state, c.summary, c.evidence,
     c.opened_at, c.opened_by_run, c.last_seen_at, c.decision, c.decided_by, c.decided_at, c.why, c.closed_at,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from backstop.resend.work import Listing
     from backstop.runs.run import Run
 
-app = typer.Typer(help="Run a duty without Airflow: reconcile, resend, watch.", no_args_is_help=True)
+app = typer.Typer(help="Run a duty without Airflow: reconcile, resend, sweep, watch.", no_args_is_help=True)
 
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="Only this topic; may be repeated.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing outside the run itself; show what would be done.")]
@@ -113,6 +113,43 @@ def resend(
     for what in listed:
         out.line(f"  {what}")
     for one in planned:
+        out.line(f"  {one}")
+
+
+@app.command()
+def sweep(
+    group: Annotated[list[str] | None, typer.Option("--group", help="Only this consumer group; may be repeated.")] = None,
+    dry_run: DryRun = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Run the data checks before and after, as the DAG does.")] = False,
+    docs: Annotated[Path, typer.Option("--docs", help="Where the reports of the data checks go.")] = Path("build/data-docs"),
+    as_json: out.Json = False,
+) -> None:
+    """Take back leases whose holders are gone, and correct Redis where it disagrees with the database; in this process.
+
+    Ends with 3 when a database or Redis did not answer: the others were swept.
+    """
+    from backstop.sweep.run_once import run_duty
+    from backstop.sweep.tally import Told
+
+    settings, known = context.load_settings(), context.connections()
+    told: list[Told] = []
+
+    def check(run: Run, suite: str) -> None:
+        from backstop.quality.audit import run_suite
+
+        run_suite(suite, known.url(settings.control), run.run_id, None, docs)
+
+    with out.progress("sweep"):
+        counts = run_duty(
+            settings, known, groups=group, dry_run=dry_run, tell=told.append if dry_run else None,
+            audit=check if audit else None,
+        )  # fmt: skip
+    if as_json:
+        planned = [{**one.line._asdict(), "message_id": one.message_id, "why": one.why} for one in told]
+        out.document({"counts": counts, "dry_run": dry_run, "planned": planned})
+        return
+    out.line(f"sweep{' (dry run)' if dry_run else ''}: {counts}")
+    for one in told:
         out.line(f"  {one}")
 
 

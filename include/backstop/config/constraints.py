@@ -29,7 +29,7 @@ class Problem:
 
 def problems(settings: Settings) -> list[Problem]:
     """Everything that is wrong with settings of the right shape, each once."""
-    found = [*_references(settings)]
+    found = [*_references(settings), *_redis_guards(settings)]
     for topic, topic_settings in settings.topics.items():
         known: list[str | None] = [group for group in topic_settings.groups if group in settings.groups]
         for group in known or [None]:
@@ -37,6 +37,10 @@ def problems(settings: Settings) -> list[Problem]:
             for name, says in broken_rules(policy):
                 found.append(_problem(settings, topic, group, name, policy, says))
             broker = settings.brokers.get(topic_settings.broker)
+            limit = broker.options.get("delivery_limit") if broker is not None else None
+            if isinstance(limit, int) and policy.alert_attempts >= limit:
+                says = f"less than the broker's delivery_limit ({limit}): a person hears of it before the broker gives up"
+                found.append(_problem(settings, topic, group, "alert_attempts", policy, says))
             redelivers = broker.redelivers_for() if broker is not None else None
             if redelivers is not None:
                 for name, says in broken_rules_of_redelivery(policy, redelivers):
@@ -100,6 +104,25 @@ def _foreign_leases(settings: Settings) -> Iterator[Problem]:
             yield Problem(f"{at}.untouched_for", written(foreign.untouched_for), says)
 
 
+def longest_way_back(policy: Policy) -> timedelta:
+    """How late a copy of a message can still come: by redelivery, by a resend, or replayed by hand."""
+    p = policy
+    return p.replay_horizon + p.longest_delay + p.broker_retention + p.redelivery_horizon + p.max_clock_skew
+
+
+def _redis_guards(settings: Settings) -> Iterator[Problem]:
+    for name, guard in settings.redis_guards.items():
+        if name in settings.groups:
+            yield Problem(f"redis_guards.{name}", name, "another name than any of groups: its leases are in one place")
+        policy = Policy().with_overrides(settings.policy, guard.policy)
+        if guard.consumed_for <= longest_way_back(policy):
+            yield Problem(
+                f"redis_guards.{name}.consumed_for", written(guard.consumed_for),
+                "more than replay_horizon + longest_delay + broker_retention + redelivery_horizon + max_clock_skew "
+                f"({written(longest_way_back(policy))}): a later copy would be done again",
+            )
+
+
 def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
     """(setting, what is allowed) for each rule that the policy breaks."""
     p = policy
@@ -138,10 +161,12 @@ def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
         (p.replay_horizon > p.overdue_horizon + backoffs + p.max_sends * p.queue_delay_cap + p.person_time,
          "replay_horizon", "more than overdue_horizon + the sum of backoffs + max_sends x queue_delay_cap + person_time",
          p.overdue_horizon + backoffs + p.max_sends * p.queue_delay_cap + p.person_time),
-        (p.log_retention > p.replay_horizon + p.longest_delay + p.broker_retention + p.redelivery_horizon + skew,
-         "log_retention",
+        (p.log_retention > longest_way_back(p), "log_retention",
          "more than replay_horizon + longest_delay + broker_retention + redelivery_horizon + max_clock_skew",
-         p.replay_horizon + p.longest_delay + p.broker_retention + p.redelivery_horizon + skew),
+         longest_way_back(p)),
+        (p.untouched_for > p.redelivery_horizon, "untouched_for", "more than redelivery_horizon", p.redelivery_horizon),
+        (p.leak_window > p.leak_sweeps * p.sweep_interval, "leak_window", "more than leak_sweeps x sweep_interval",
+         p.leak_sweeps * p.sweep_interval),
         (p.stub_retention >= p.log_retention, "stub_retention", "at least log_retention", p.log_retention),
         (p.blast_window >= 3 * p.reconcile_interval, "blast_window", "at least 3 reconcile_interval",
          3 * p.reconcile_interval),

@@ -41,6 +41,16 @@ class Policy(BaseModel):
     longest_transaction: Duration = Field(_seconds(60), description="the longest transaction of a producer")
     lease: Duration = Field(_seconds(60), description="how long a consumer may hold a message without renewing")
     sweep_interval: Duration = Field(_seconds(30), description="how often expired leases are looked for")
+    untouched_for: Duration = Field(
+        _hours(24), description="a CONSUMING log without the end of its lease is taken back when nobody touched it for so long"
+    )
+    alert_attempts: Annotated[int, Field(ge=3, strict=True)] = Field(
+        3, description="a message begun so often and not done is a case; fewer than the broker's deliveries"
+    )
+    leak_sweeps: Count = Field(
+        3, description="a host or handler whose leases so many sweeps took back within leak_window is a case"
+    )
+    leak_window: Duration = Field(_hours(1), description="over how long leaking is counted")
     retry_after: Duration = Field(_seconds(10), description="when a message that another worker holds comes again")
     consume_timeout: Duration = Field(_seconds(900), description="how long a log that moved is left alone")
     redelivery_horizon: Duration = Field(_hours(6), description="after this the broker redelivers no more")

@@ -85,6 +85,24 @@ class LogStoreSettings(_Frozen):
     connection: ConnectionRef
 
 
+class LeaseSettings(_Frozen):
+    """The Redis in front of a group's leases: what `Front` is given in the consumers."""
+
+    redis: ConnectionRef
+    cluster: bool = Field(default=False, description="the connection names a node of a Redis cluster")
+
+
+class RedisGuardSettings(_Frozen):
+    """A group whose leases are in Redis alone (`RedisGuard`): it is swept; without logs it cannot be reconciled."""
+
+    redis: ConnectionRef
+    cluster: bool = Field(default=False, description="the connection names a node of a Redis cluster")
+    consumed_for: Duration = Field(
+        timedelta(days=12), description="how long the guard remembers what is done; longer than the longest way back"
+    )
+    policy: Policy = Policy()
+
+
 class GroupSettings(_Frozen):
     """One consumer group."""
 
@@ -97,6 +115,9 @@ class GroupSettings(_Frozen):
     )
     active_from: AwareDatetime | None = Field(default=None, description="owes only stubs created since; null: all")
     active_until: AwareDatetime | None = Field(default=None, description="owes no stub created since; null: all")
+    leases: LeaseSettings | None = Field(
+        default=None, description="the Redis in front of the database that holds its leases; null: the database alone"
+    )
     policy: Policy = Policy()
 
 
@@ -147,7 +168,7 @@ class WatchSettings(_Frozen):
     """Who watches Backstop itself."""
 
     allowed_age: dict[Name, Duration] = Field(
-        default={"reconcile": timedelta(hours=1), "resend": timedelta(hours=1)},
+        default={duty: timedelta(hours=1) for duty in ("reconcile", "resend", "sweep")},
         description="for each scheduled duty, how long ago it may have succeeded last; more than its longest run and interval",
     )
 
@@ -188,6 +209,9 @@ class Settings(_Frozen):
     heartbeat: HeartbeatSettings | None = None
     metrics: MetricsSettings | None = None
     prove: ProveSettings | None = None
+    redis_guards: dict[Name, RedisGuardSettings] = Field(
+        default={}, description="consumer groups whose leases are in Redis alone, by name"
+    )
     foreign_leases: dict[Name, ForeignSettings] = Field(
         default={}, description="idempotency records of other programs, which the sweep reads and frees"
     )
@@ -249,6 +273,8 @@ class Settings(_Frozen):
         named += [settings.connection for settings in self.producers.values()]
         named += [settings.connection for settings in self.consumers.values()]
         named += [settings.connection for settings in self.brokers.values()]
+        named += [group.leases.redis for group in self.groups.values() if group.leases is not None]
+        named += [guard.redis for guard in self.redis_guards.values()]
         named += [foreign.connection for foreign in self.foreign_leases.values()]
         if self.notify is not None:
             named.append(self.notify.url)

@@ -37,6 +37,8 @@ KEPT = {
     "verdicts": "No verdict of this run was promoted and no resend was asked for; the next run judges again.",
     "requests": "Verdicts and requests are promoted and each resend is judged again before it goes out.",
     "proof": "Nothing of producers or consumers was touched, and nobody was told this proof's answer.",
+    "leases_before": "Leases that ended are taken back all the same; no message was lost or done twice by it.",
+    "leases_after": "What was taken back is free for the next worker; the rest is as it was, and the database decides.",
     "attempts": "Every stub and its attempts are kept; each number is published at most once.",
 }
 

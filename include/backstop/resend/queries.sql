@@ -153,9 +153,3 @@ SET state = x.state, claim_token = NULL, claim_deadline = NULL, error = x.error,
 FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, error text, claim_token uuid)
 WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = x.claim_token
     AND (x.state <> 'open' OR r.claim_deadline <= clock_timestamp());
-
--- name: add_counts: the counts of a run, added to what another process of it did
-UPDATE run SET counts = run.counts || (
-    SELECT coalesce(jsonb_object_agg(c.key, coalesce((run.counts ->> c.key)::bigint, 0) + c.value::bigint), '{}')
-    FROM jsonb_each_text(%(counts)s::jsonb) AS c)
-WHERE run_id = %(run_id)s;

@@ -6,7 +6,6 @@ closes the run.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ from backstop.resend.ramp import advance_batches
 from backstop.resend.recover import recover
 from backstop.resend.send_claimed import send_claimed
 from backstop.runs.control import connect
-from backstop.runs.run import DEAD_AFTER, Run, close_run, hold, keep_alive, open_run
+from backstop.runs.run import DEAD_AFTER, Run, add_counts, close_run, keep_alive, open_run
 from backstop.verdicts.judge import Judge
 
 _SQL = load("backstop.resend", "queries.sql")
@@ -96,7 +95,7 @@ def run_once(
     with a_worker(settings, connections, run) as worker:
         counts = prepare(worker)
         counts += work(worker, now(worker), limit=limit)
-        add_counts(worker, counts)
+        add_counts(worker.control, worker.run, counts)
         require_all_reachable(worker.missed)
     return counts
 
@@ -249,13 +248,6 @@ def require_all_reachable(missed: Mapping[str, str]) -> None:
             kept="What could be sent was sent; the other requests are kept, no send number was used twice.",
             next_step="Bring back what is named; the next run recovers and goes on.",
         )
-
-
-def add_counts(worker: Worker, counts: Counts) -> None:
-    """Adds what was done to the run's counts, so that a check finds them whatever happens next."""
-    with worker.control, worker.control.cursor() as cursor:
-        hold(cursor, worker.run)
-        cursor.execute(_SQL["add_counts"], {"run_id": worker.run.run_id, "counts": json.dumps(counts)})
 
 
 _NAMES: dict[type[object], str] = {Send: "would_send", NotNeeded: "would_close", Postpone: "would_postpone"}

@@ -64,3 +64,9 @@ WHERE run_id = %(run_id)s AND finished_at IS NULL;
 SELECT r.duty, r.scope, r.as_of, r.dry_run, r.no_send
 FROM run r JOIN duty_lease l USING (run_id)
 WHERE r.run_id = %(run_id)s AND r.token::text = %(token)s AND l.token = r.token AND r.finished_at IS NULL;
+
+-- name: add_counts: the counts of a run, added to what another process of it did
+UPDATE run SET counts = run.counts || (
+    SELECT coalesce(jsonb_object_agg(c.key, coalesce((run.counts ->> c.key)::bigint, 0) + c.value::bigint), '{}')
+    FROM jsonb_each_text(%(counts)s::jsonb) AS c)
+WHERE run_id = %(run_id)s;

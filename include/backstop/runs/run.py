@@ -126,6 +126,13 @@ def begin_stage(conn: Any, run: Run) -> int:
     return stage
 
 
+def add_counts(conn: Any, run: Run, counts: Mapping[str, int]) -> None:
+    """Adds what was done to the run's counts, so that a check finds them whatever happens next; commits."""
+    with conn, conn.cursor() as cursor:
+        hold(cursor, run)
+        cursor.execute(_SQL["add_counts"], {"run_id": run.run_id, "counts": json.dumps(dict(counts))})
+
+
 def close_run(
     conn: Any, run: Run, state: EndState, counts: Mapping[str, int], phases: Mapping[str, float] | None = None,
     error: str | None = None,

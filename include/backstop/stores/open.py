@@ -5,6 +5,7 @@ from __future__ import annotations
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError
+from backstop.stores.postgresql_leases import PostgresLeases
 from backstop.stores.postgresql_logs import PostgresLogs
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import LogStore, StubStore
@@ -22,6 +23,13 @@ def open_log_store(settings: Settings, connections: Connections, store: str) -> 
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
     return PostgresLogs(store, connections.url(settings.consumers[store].connection))
+
+
+def open_leases(settings: Settings, connections: Connections, store: str) -> PostgresLeases:
+    """The leases in the consumer database `store`; nothing is connected before their first use. Raises ConfigurationError."""
+    if store not in settings.consumers:
+        raise _not_named("consumers", store, settings.consumers)
+    return PostgresLeases(store, connections.url(settings.consumers[store].connection))
 
 
 def _not_named(section: str, name: str, known: object) -> ConfigurationError:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-SUITES = ("stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts", "proof")
+SUITES = ("stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts", "proof", "leases_before", "leases_after")
 _HEADING = re.compile(r"^-- name: (?P<name>[a-z][a-z0-9_]*): (?P<must_hold>.+)$")
 
 

@@ -22,5 +22,6 @@ $$;
 -- backstop_consumer: the consumer groups, which own their logs.
 GRANT SELECT, INSERT, UPDATE ON consumer_log TO backstop_consumer;
 
--- backstop_duty: Backstop's duties, which only read here.
+-- backstop_duty: Backstop's duties: they read, and the sweep takes back leases that ended.
 GRANT SELECT ON consumer_log, consumer_log_floor, backstop_consumer_version TO backstop_duty;
+GRANT UPDATE (state, updated_at, lease_expires_at) ON consumer_log TO backstop_duty;

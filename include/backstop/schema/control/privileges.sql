@@ -24,7 +24,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     run, duty_lease, queue_epoch, progress, progress_history, quarantine, anomaly, staged_verdict,
     staged_stub, staged_count, staged_read, verdict, verdict_count, resend_batch, resend_request, case_file,
     case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
-    watch_topic, watch_group, watch_shard, watch_finding
+    watch_topic, watch_group, watch_shard, watch_finding,
+    sweep_count, sweep_look, sweep_sample, sweep_place
     TO backstop_duty;
 GRANT SELECT ON backstop_control_version TO backstop_duty;
 -- Staging goes through a temporary table; PUBLIC may make one only where nobody took that away.
@@ -40,5 +41,6 @@ GRANT SELECT ON
     staged_stub, staged_count, staged_read, verdict, verdict_count, resend_batch, resend_request, case_file,
     case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_shard, watch_finding,
+    sweep_count, sweep_look, sweep_sample, sweep_place,
     backstop_control_version
     TO backstop_reader;

@@ -1,0 +1,77 @@
+-- Leases in a consumer database, for the sweep. Clocks are the database's. Only groups that are configured are touched.
+
+-- name: count: expired leases counted no further than asked, the oldest end, those that ended long ago, logs done without a time
+WITH ended AS (
+    SELECT l.lease_expires_at
+    FROM consumer_log l
+    WHERE l.state = 'CONSUMING' AND l.lease_expires_at <= clock_timestamp() AND l.consumer_group = ANY(%(groups)s::text[])
+    ORDER BY l.lease_expires_at
+    LIMIT %(limit)s::integer
+)
+SELECT count(*), min(lease_expires_at),
+    count(*) FILTER (WHERE lease_expires_at <= clock_timestamp() - %(overdue_seconds)s::float8 * interval '1 second')
+FROM ended;
+
+-- name: count_endless: logs of CONSUMING without the end of a lease that nobody touched for the group's untouched_for
+SELECT count(*)
+FROM consumer_log l
+JOIN unnest(%(groups)s::text[], %(untouched_seconds)s::float8[]) AS g (consumer_group, seconds) USING (consumer_group)
+WHERE l.state = 'CONSUMING' AND l.lease_expires_at IS NULL
+    AND l.updated_at <= clock_timestamp() - g.seconds * interval '1 second';
+
+-- name: count_without_time: logs received lately that are CONSUMED without a time; none are looked for where the table forbids it
+SELECT CASE WHEN EXISTS (SELECT 1 FROM pg_constraint WHERE conrelid = 'consumer_log'::regclass
+        AND conname = 'consumer_log_consumed_has_time' AND convalidated) THEN 0
+    ELSE (SELECT count(*) FROM consumer_log l
+        WHERE l.consumer_group = ANY(%(groups)s::text[]) AND l.first_received_at > clock_timestamp() - interval '10 minutes'
+            AND l.state = 'CONSUMED' AND l.consumed_at IS NULL)
+    END;
+
+-- name: expired: leases to decide on, the oldest first, held until the end of this transaction; those in somebody's hands are skipped
+SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_expires_at, l.updated_at, l.owner_host,
+    l.lease_expires_at <= clock_timestamp() AS is_expired
+FROM consumer_log l
+WHERE l.state = 'CONSUMING' AND l.lease_expires_at <= clock_timestamp() AND l.consumer_group = ANY(%(groups)s::text[])
+ORDER BY l.lease_expires_at
+LIMIT %(limit)s::integer
+FOR UPDATE OF l SKIP LOCKED;
+
+-- name: endless: the same for logs without the end of a lease
+SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_expires_at, l.updated_at, l.owner_host,
+    l.updated_at <= clock_timestamp() - g.seconds * interval '1 second' AS is_expired
+FROM consumer_log l
+JOIN unnest(%(groups)s::text[], %(untouched_seconds)s::float8[]) AS g (consumer_group, seconds) USING (consumer_group)
+WHERE l.state = 'CONSUMING' AND l.lease_expires_at IS NULL
+    AND l.updated_at <= clock_timestamp() - g.seconds * interval '1 second'
+LIMIT %(limit)s::integer
+FOR UPDATE OF l SKIP LOCKED;
+
+-- name: reclaim: takes leases back, each only as it was seen and only when it has ended; the token stays its holder's
+UPDATE consumer_log l SET state = 'EXPIRED', updated_at = clock_timestamp(),
+    lease_expires_at = coalesce(l.lease_expires_at, clock_timestamp())
+FROM unnest(%(groups)s::text[], %(topics)s::text[], %(message_ids)s::text[], %(tokens)s::uuid[], %(ends)s::timestamptz[],
+        %(touched)s::timestamptz[])
+    AS g (consumer_group, topic, message_id, token, ends, touched)
+WHERE l.consumer_group = g.consumer_group AND l.topic = g.topic AND l.message_id = g.message_id
+    AND l.state = 'CONSUMING' AND l.owner_token IS NOT DISTINCT FROM g.token
+    AND (l.lease_expires_at = g.ends AND l.lease_expires_at <= clock_timestamp()
+        OR l.lease_expires_at IS NULL AND g.ends IS NULL AND l.updated_at = g.touched)
+RETURNING l.consumer_group, l.topic, l.message_id;
+
+-- name: standing: what the log says of each message asked for, with the seconds that a live lease still has; no row: no log
+SELECT l.topic, l.message_id, l.state,
+    l.state = 'CONSUMING' AND coalesce(l.lease_expires_at > clock_timestamp(), true) AS is_alive,
+    extract(epoch FROM l.lease_expires_at - clock_timestamp())::float8 AS seconds_left
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM consumer_log m
+    WHERE m.consumer_group = %(group)s::text AND m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) l;
+
+-- name: failing: messages that were begun so often and are not done
+SELECT l.consumer_group, l.topic, l.message_id, l.attempts, left(l.last_error, 200)
+FROM consumer_log l
+JOIN unnest(%(groups)s::text[], %(topics)s::text[], %(attempts)s::integer[]) AS g (consumer_group, topic, least)
+    USING (consumer_group, topic)
+WHERE l.attempts >= 3 AND l.state IN ('FAILED', 'CONSUMING', 'EXPIRED') AND l.attempts >= g.least
+ORDER BY l.attempts DESC
+LIMIT %(limit)s::integer;

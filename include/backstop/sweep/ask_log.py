@@ -1,0 +1,58 @@
+"""Asks a group's logs what is true of messages whose lease stands somewhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from backstop.errors import StoreUnavailable
+from backstop.records import Key, LogState
+from backstop.stores.postgresql_leases import PostgresLeases, Standing
+from backstop.sweep.decide import Truth
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the log says, for how much longer a live lease holds, and the state as it is stored ('': no log)."""
+
+    truth: Truth
+    seconds_left: float | None = None
+    state: str = ""
+
+
+UNREAD = Answer(Truth.UNREAD)
+
+
+class GroupLog:
+    """The logs of one group. A database that does not answer is asked once; from then on everything is UNREAD."""
+
+    def __init__(self, group: str, leases: PostgresLeases) -> None:
+        self.group = group
+        self.missed: str | None = None
+        self._leases = leases
+
+    def ask(self, keys: Sequence[Key]) -> dict[Key, Answer]:
+        """One answer for each key."""
+        if self.missed is None:
+            try:
+                found = self._leases.standing(self.group, keys)
+                return {key: _answer(found.get(key)) for key in keys}
+            except StoreUnavailable as error:
+                self.missed = error.what
+        return dict.fromkeys(keys, UNREAD)
+
+    def standing(self, keys: Sequence[Key]) -> Mapping[Key, Standing]:
+        """The same, raw; raises StoreUnavailable."""
+        return self._leases.standing(self.group, keys)
+
+    def close(self) -> None:
+        self._leases.close()
+
+
+def _answer(standing: Standing | None) -> Answer:
+    if standing is None:
+        return Answer(Truth.FREE)
+    if standing.state == LogState.CONSUMED:
+        return Answer(Truth.DONE, state=standing.state)
+    truth = Truth.ALIVE if standing.is_alive else Truth.FREE
+    return Answer(truth, standing.seconds_left, standing.state)

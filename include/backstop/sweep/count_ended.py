@@ -1,0 +1,112 @@
+"""Counts, in milliseconds, what a sweep would have to do: leases that ended, by place, and whether a sample is due."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import StoreUnavailable, Unavailable
+from backstop.leases.redis_exchange import RedisExchange
+from backstop.leases.redis_records import milliseconds
+from backstop.named_sql import load
+from backstop.stores.open import open_leases
+from backstop.sweep.foreign.open import open_foreign
+from backstop.sweep.parts import Part, parts_of
+from backstop.sweep.redis_bucket import count_expired
+from backstop.sweep.sweep_part import overdue_after, untouched_seconds
+
+_SQL = load("backstop.sweep", "queries.sql")
+AT_MOST = 100_000
+"""Counting further would cost, and changes nothing of what is done."""
+FOREIGN_AT_MOST = 1
+SAMPLE_EVERY = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What was found at one place."""
+
+    place: str
+    leases: int
+    oldest: datetime | None = None
+    overdue: int = 0
+    without_time: int = 0
+    """Logs that are CONSUMED and do not say when."""
+
+
+@dataclass(slots=True)
+class Counted:
+    """What there is to do."""
+
+    places: list[Ended] = field(default_factory=list)
+    missed: dict[str, str] = field(default_factory=dict)
+    is_sample_due: bool = False
+
+    @property
+    def leases(self) -> int:
+        return sum(place.leases for place in self.places)
+
+    def require_reachable(self) -> None:
+        """Raises Unavailable with what did not answer."""
+        if self.missed:
+            raise StoreUnavailable(
+                "Not everything answered: " + "; ".join(f"{name}: {why}" for name, why in sorted(self.missed.items())),
+                kept="Leases that ended elsewhere were taken back; the others stay as they are.",
+                next_step="Bring back what is named; the next sweep goes on.",
+            )
+
+
+def count_ended(settings: Settings, connections: Connections, control: Any, groups: Collection[str] | None) -> Counted:
+    """What every place of these groups (null: all) holds that ended; one that does not answer is named in `missed`."""
+    counted = Counted()
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["sampled_lately"], {"seconds": SAMPLE_EVERY.total_seconds()})
+        sampled = bool(cursor.fetchone()[0])
+        cursor.execute(_SQL["places"])
+        places = dict(cursor.fetchall())
+    for part in dict.fromkeys(part._replace(bucket=0) for part in parts_of(settings, groups)):
+        if part.kind == "sample":
+            counted.is_sample_due |= not sampled
+            continue
+        try:
+            counted.places.append(_count(settings, connections, part, groups, places.get(part.place, "")))
+        except Unavailable as error:
+            counted.missed[part.place] = error.what
+    return counted
+
+
+def _count(
+    settings: Settings, connections: Connections, part: Part, groups: Collection[str] | None, goes_on: str
+) -> Ended:
+    if part.kind == "database":
+        untouched = untouched_seconds(settings, part.name, groups)
+        late = max(overdue_after(settings.policy_for(None, group)) for group in untouched)
+        with open_leases(settings, connections, part.name) as leases:
+            ended = leases.count(list(untouched), AT_MOST, late.total_seconds())
+            endless = leases.count_endless(untouched)
+            without_time = leases.count_without_time(list(untouched))
+        return Ended(part.place, ended.leases + endless, ended.oldest, ended.overdue, without_time)
+    if part.kind == "foreign":
+        foreign = open_foreign(settings, connections, part.name)
+        foreign.place = goes_on
+        try:
+            return Ended(part.place, foreign.count(FOREIGN_AT_MOST))
+        finally:
+            foreign.close()
+    if part.kind == "guard":
+        its = settings.redis_guards[part.name]
+        exchange, policy = RedisExchange(connections.url(its.redis), cluster=its.cluster), settings.policy_for()
+    else:
+        front = settings.groups[part.name].leases
+        assert front is not None
+        exchange = RedisExchange(connections.url(front.redis), cluster=front.cluster)
+        policy = settings.policy_for(None, part.name)
+    try:
+        leases_ended, overdue = count_expired(exchange, part.name, milliseconds(overdue_after(policy)))
+    finally:
+        exchange.close()
+    return Ended(part.place, leases_ended, None, overdue)

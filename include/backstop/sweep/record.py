@@ -1,0 +1,66 @@
+"""Writes what a sweep found and did into the control database; every function needs the run to be ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backstop.array_literal import array_literal
+from backstop.named_sql import load
+from backstop.runs.run import Run, add_counts, hold
+from backstop.sweep.count_ended import Counted
+from backstop.sweep.tally import Tally
+
+_SQL = load("backstop.sweep", "queries.sql")
+DIFFERS_KEPT = 1000
+"""Of one part: enough to look into; the counts say how many there are."""
+
+
+def record_look(control: Any, run: Run, moment: str, counted: Counted) -> None:
+    """What was found `before` or `after` the run; commits."""
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        for place in counted.places:
+            cursor.execute(_SQL["look"], {
+                "run_id": run.run_id, "moment": moment, "place": place.place, "expired": place.leases,
+                "oldest_end": place.oldest, "overdue": place.overdue, "without_time": place.without_time,
+            })  # fmt: skip
+
+
+def record_tally(control: Any, run: Run, tally: Tally) -> None:
+    """What one part decided and did, added to the run's counts; commits."""
+    lines = list(tally.lines.items())
+    differs = tally.differs[:DIFFERS_KEPT]
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        if lines:
+            cursor.execute(_SQL["add_lines"], {
+                "run_id": run.run_id,
+                "places": _texts(line.place for line, _ in lines), "groups": _texts(line.group for line, _ in lines),
+                "topics": _texts(line.topic for line, _ in lines), "hosts": _texts(line.host for line, _ in lines),
+                "decisions": _texts(line.decision for line, _ in lines), "leases": array_literal([n for _, n in lines]),
+                "examples": _texts(tally.examples[line] for line, _ in lines),
+            })  # fmt: skip
+        if differs:
+            cursor.execute(_SQL["add_differs"], {
+                "run_id": run.run_id,
+                "places": _texts(d.place for d in differs), "groups": _texts(d.group for d in differs),
+                "topics": _texts(d.topic for d in differs), "message_ids": _texts(d.message_id for d in differs),
+                "redis": _texts(d.in_redis for d in differs), "database": _texts(d.in_database for d in differs),
+                "repaired": array_literal([d.repaired for d in differs]),
+            })  # fmt: skip
+        for place, goes_on in tally.goes_on.items():
+            cursor.execute(_SQL["goes_on"], {"place": place, "goes_on": goes_on})
+        cursor.execute(_SQL["drop_old"])
+    add_counts(control, run, tally.counts)
+
+
+def places(control: Any) -> dict[str, str]:
+    """Where each walk goes on."""
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["places"])
+        return dict(cursor.fetchall())
+
+
+def _texts(values: Any) -> str:
+    # What no database can hold came from another program's store; the record is about it, not it.
+    return array_literal([value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode() for value in values])

@@ -1,0 +1,71 @@
+"""Reads and settles the records of one bucket of a group's leases in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backstop.errors import ContractBroken
+from backstop.leases.redis_exchange import RedisExchange, Script
+from backstop.leases.redis_records import BUCKETS, Record, RedisKeys, read_record
+from backstop.records import Key
+
+_ENDED, _LOOK, _SETTLE = Script("ended"), Script("look"), Script("settle")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A record as it was seen: its bytes, what they say (null: nothing there, or unreadable), and whether its lease ended."""
+
+    name: bytes
+    key: Key
+    text: bytes
+    record: Record | None
+    is_expired: bool
+
+
+class Bucket:
+    """One of a group's buckets. Every method raises StoreUnavailable when Redis does not answer."""
+
+    def __init__(self, exchange: RedisExchange, group: str, number: int) -> None:
+        self.keys = RedisKeys(group)
+        self.number = number
+        self._exchange = exchange
+
+    def expired(self, offset: int, limit: int) -> list[Seen]:
+        """Records whose lease ended by the index, the oldest first, from `offset` on."""
+        index = self.keys.expiry[self.number]
+        ((_, _, names),) = self._exchange.run([(_ENDED, [index], [b"0", b"%d" % offset, b"%d" % limit])])
+        return self.read(names)
+
+    def read(self, names: Sequence[bytes]) -> list[Seen]:
+        """These records, as they are now."""
+        if not names:
+            return []
+        ((now, texts),) = self._exchange.run([(_LOOK, [self.keys.expiry[self.number], *names], [])])
+        return [self._seen(name, text or b"", now) for name, text in zip(names, texts, strict=True)]
+
+    def settle(self, seen: Sequence[Seen], actions: Sequence[str], *, done_ms: int, open_ms: int) -> set[int]:
+        """Does one action each (see lua/settle.lua) where the record is still as it was seen; the numbers of the others."""
+        if not seen:
+            return set()
+        pairs = [part for one, action in zip(seen, actions, strict=True) for part in (action.encode(), one.text)]
+        (moved,) = self._exchange.run([(
+            _SETTLE, [self.keys.expiry[self.number], *[one.name for one in seen]], [b"%d" % done_ms, b"%d" % open_ms, *pairs],
+        )])  # fmt: skip
+        return set(moved)
+
+    def _seen(self, name: bytes, text: bytes, now: int) -> Seen:
+        try:
+            record = read_record(text) if text else None
+        except ContractBroken:
+            record = None
+        key = self.keys.message(name)
+        return Seen(name, key, text, record, record is not None and record.state == "C" and record.ends <= now)
+
+
+def count_expired(exchange: RedisExchange, group: str, overdue_ms: int) -> tuple[int, int]:
+    """Leases of a group that ended, and those that ended longer than `overdue_ms` ago, by the indexes alone."""
+    keys = RedisKeys(group)
+    counted = exchange.run([(_ENDED, [keys.expiry[bucket]], [b"%d" % overdue_ms, b"0", b"0"]) for bucket in range(BUCKETS)])
+    return sum(ended for ended, _, _ in counted), sum(overdue for _, overdue, _ in counted)

@@ -1,0 +1,145 @@
+"""The sweep duty: count what ended, then part by part look, decide and settle; safe to run twice and beside another.
+
+`run_duty` is the whole of it in one process; a Spark task is one `sweep_part` beside others, and `sweep_all` takes the
+function that spreads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import StoreUnavailable, Unavailable
+from backstop.records import Counts
+from backstop.runs.control import connect
+from backstop.runs.run import DEAD_AFTER, Run, add_counts, close_run, keep_alive, open_run
+from backstop.runs.scope import name_of, topics_of
+from backstop.sweep.count_ended import Counted, count_ended
+from backstop.sweep.parts import Part, parts_of
+from backstop.sweep.record import places, record_look, record_tally
+from backstop.sweep.sweep_part import sweep_part
+from backstop.sweep.tally import Tally, Told
+from backstop.sweep.tell_people import tell_of_failing, tell_of_leaks
+
+LIMIT = 1_000_000
+"""Leases of one part in one run: the next run takes the rest."""
+
+Spread = Callable[[Sequence[Part], Mapping[str, str]], Iterable[Tally]]
+"""Does these parts, given where walks go on, and yields what each did."""
+
+
+def scope_of_groups(groups: Collection[str] | None) -> str:
+    """The name of a sweep's scope: its groups stand where other duties' topics do. Null: everything."""
+    return name_of(sorted(groups) if groups else None)
+
+
+def groups_of_scope(scope: str) -> list[str] | None:
+    return topics_of(scope)
+
+
+def count_before(settings: Settings, connections: Connections, control: Any, run: Run) -> Counted:
+    """What there is to do, recorded as the look before; opens and closes the cases of messages that fail again and again."""
+    groups = groups_of_scope(run.scope)
+    counted = count_ended(settings, connections, control, groups)
+    record_look(control, run, "before", counted)
+    if not run.dry_run:
+        counts, missed = tell_of_failing(settings, connections, control, run, groups)
+        counted.missed |= missed
+        add_counts(control, run, counts)
+    return counted
+
+
+def sweep_all(settings: Settings, connections: Connections, control: Any, run: Run, spread: Spread) -> Counts:
+    """Every part of the run's scope, databases before what stands in front of them; then who leaks, and the look after.
+
+    Raises Unavailable, after all else was done, when something did not answer; RunLost when the run is not ours any more.
+    """
+    groups = groups_of_scope(run.scope)
+    counts = Counts()
+    missed: dict[str, str] = {}
+    parts = parts_of(settings, groups)
+    for first in (True, False):
+        for tally in spread([part for part in parts if (part.kind == "database") is first], places(control)):
+            missed |= tally.missed
+            counts += tally.counts
+            if not run.dry_run:
+                record_tally(control, run, tally)
+    if not run.dry_run:
+        counts += tell_of_leaks(settings, control, run)
+        after = count_ended(settings, connections, control, groups)
+        record_look(control, run, "after", after)
+        missed |= after.missed
+    Counted(missed=missed).require_reachable()
+    return counts
+
+
+def in_this_process(
+    settings: Settings, connections: Connections, run: Run, tell: Callable[[Told], None] | None = None, limit: int = LIMIT
+) -> Spread:
+    """Does the parts one after the other."""
+
+    def spread(parts: Sequence[Part], walks: Mapping[str, str]) -> Iterator[Tally]:
+        for part in parts:
+            yield sweep_part(
+                settings, connections, part, groups_of_scope(run.scope), walks.get(part.place, ""), limit=limit,
+                dry_run=run.dry_run, tell=tell,
+            )  # fmt: skip
+
+    return spread
+
+
+def run_duty(
+    settings: Settings, connections: Connections, *, groups: Collection[str] | None = None, dry_run: bool = False,
+    tell: Callable[[Told], None] | None = None, dead_after: timedelta = DEAD_AFTER,
+    audit: Callable[[Run, str], None] | None = None,
+) -> Counts:  # fmt: skip
+    """The whole duty without an orchestrator, in this process. `groups` null: all. `audit` runs a suite of data checks.
+
+    Nothing ended: nothing else is done. Raises RunRefused while another run of the scope lives, AuditFailed when a check
+    does not hold, Unavailable after all else was done; the run is closed with it.
+    """
+    parts_of(settings, groups)  # refuses a group that there is not, before a run is opened
+    control = connect(settings, connections)
+    try:
+        run = open_run(control, "sweep", scope_of_groups(groups), settings, dry_run=dry_run, dead_after=dead_after)
+        try:
+            with keep_alive(lambda: connect(settings, connections), run):
+                counts = _swept(settings, connections, control, run, tell, audit)
+        except BaseException as error:
+            control.rollback()
+            close_run(control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error))
+            raise
+        # What each part did is in the run's counts already.
+        close_run(control, run, "done", Counts())
+        return counts
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        raise StoreUnavailable(
+            f"The control database ({settings.control}) went away: {str(error).splitlines()[0]}.",
+            kept="Leases that were taken back stay so; nothing else was changed.",
+            next_step="Bring it back; the next sweep goes on.",
+        ) from error
+    finally:
+        control.close()
+
+
+def _swept(
+    settings: Settings, connections: Connections, control: Any, run: Run, tell: Callable[[Told], None] | None,
+    audit: Callable[[Run, str], None] | None,
+) -> Counts:  # fmt: skip
+    counted = count_before(settings, connections, control, run)
+    if not counted.leases and not counted.is_sample_due:
+        counted.require_reachable()
+        return Counts(due=0)
+    counts = Counts(due=counted.leases)
+    if audit and not run.dry_run:
+        audit(run, "leases_before")
+    counts += sweep_all(settings, connections, control, run, in_this_process(settings, connections, run, tell))
+    if audit and not run.dry_run:
+        audit(run, "leases_after")
+    counted.require_reachable()
+    return counts

@@ -1,0 +1,104 @@
+"""Compares a sample of what Redis says in front of the database with the database, and corrects Redis.
+
+A walk over the keyspace in bounded steps, that goes on where the last sweep stopped: drift that no lease's end would show
+(a DONE that the database does not know, after a restore) is found within some sweeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from backstop.errors import ContractBroken, StoreUnavailable
+from backstop.leases.redis_exchange import RedisExchange
+from backstop.leases.redis_records import BUCKETS, RedisKeys
+from backstop.records import Key
+from backstop.sweep.ask_log import Answer, GroupLog
+from backstop.sweep.decide import Decision, Truth, decide, decide_done
+from backstop.sweep.redis_bucket import Bucket, Seen
+from backstop.sweep.sweep_redis import OPEN_MS
+from backstop.sweep.tally import Differs, Line, Tally
+
+STEPS, STEP = 10, 500
+"""SCAN's steps of one sweep and keys looked at in each: milliseconds of the server's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fronted:
+    """A group whose Redis stands in front of its log."""
+
+    log: GroupLog
+    done_ms: int
+
+
+def sample_redis(
+    exchange: RedisExchange, place: str, groups: Mapping[str, Fronted], goes_on: str, tally: Tally, *, dry_run: bool
+) -> str:
+    """Looks at one sample of the server's keys; returns where the next one goes on. Raises StoreUnavailable."""
+    nodes = exchange.nodes()
+    number, _, cursor = goes_on.partition(":")
+    at = int(number) if number.isdigit() and int(number) < len(nodes) else 0
+    next_cursor, names = _walk(nodes[at], int(cursor) if cursor.isdigit() else 0)
+    for group, fronted in groups.items():
+        for bucket in range(BUCKETS):
+            _compare(Bucket(exchange, group, bucket), names, place, fronted, tally, dry_run)
+    return f"{at}:{next_cursor}" if next_cursor else f"{(at + 1) % len(nodes)}:0"
+
+
+def _walk(node: Any, cursor: int) -> tuple[int, list[bytes]]:
+    names: set[bytes] = set()
+    try:
+        for _ in range(STEPS):
+            cursor, found = node.scan(cursor, match="*:m:*", count=STEP, _type="string")
+            names.update(found)
+            if cursor == 0:
+                break
+    except (RedisError, OSError) as error:
+        raise StoreUnavailable(
+            f"Redis, which holds the leases, did not answer: {type(error).__name__}.",
+            kept="Nothing was changed in it.",
+            next_step="Bring it back; the next sweep goes on.",
+        ) from None
+    return cursor, sorted(names)
+
+
+def _compare(bucket: Bucket, names: Sequence[bytes], place: str, fronted: Fronted, tally: Tally, dry_run: bool) -> None:
+    ours = [name for name in names if _is_of(bucket.keys, bucket.number, name)]
+    seen = [one for one in bucket.read(ours) if one.record is not None]
+    answers = fronted.log.ask([one.key for one in seen]) if seen else {}
+    wrong = [(one, answers[one.key], action) for one in seen if (action := _correction(one, answers[one.key]))]
+    tally.counts.add("sampled", len(seen))
+    moved: set[int] = set()
+    if not dry_run:
+        moved = bucket.settle([w[0] for w in wrong], [w[2] for w in wrong], done_ms=fronted.done_ms, open_ms=OPEN_MS)
+    for number, (one, answer, _) in enumerate(wrong):
+        if number in moved:
+            tally.counts.add("moved_on")
+            continue
+        assert one.record is not None
+        said = "DONE" if one.record.state == "D" else "CONSUMING"
+        line = Line(place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", Decision.REPAIR)
+        tally.add(line, one.key.message_id, f"Redis says {said}, the log says {answer.state or 'nothing'}")
+        tally.differs.append(Differs(place, bucket.keys.group, *one.key, said, answer.state, not dry_run))
+
+
+def _correction(seen: Seen, answer: Answer) -> str:
+    """What corrects the record: see lua/settle.lua. Empty: it agrees, or nobody can say."""
+    assert seen.record is not None
+    if seen.record.state == "D":
+        return "X" if decide_done(answer.truth) is Decision.REPAIR else ""
+    # A lease that is alive in Redis though its work is done costs others a wait; one that ended is the sweep's anyway.
+    if seen.record.state == "C" and answer.truth is Truth.DONE:
+        return "D" if decide(True, answer.truth) is Decision.REPAIR else ""
+    return ""
+
+
+def _is_of(keys: RedisKeys, bucket: int, name: bytes) -> bool:
+    try:
+        key: Key = keys.message(name)
+    except (ContractBroken, UnicodeDecodeError):
+        return False
+    return keys.bucket_and_key(*key) == (bucket, name)

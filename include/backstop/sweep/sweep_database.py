@@ -1,0 +1,45 @@
+"""Takes back the leases in a consumer database that ended while nobody completed, renewed or released them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from backstop.stores.postgresql_leases import HeldLease, PostgresLeases
+from backstop.sweep.decide import Decision, Truth, decide
+from backstop.sweep.tally import Line, Tally
+
+BATCH = 2000
+"""Leases of one transaction: long enough to be quick, short enough to hold nobody up."""
+
+
+def sweep_database(
+    leases: PostgresLeases, place: str, untouched: Mapping[str, float], tally: Tally, *, limit: int, dry_run: bool
+) -> None:
+    """At most `limit` leases of the groups that `untouched` names (with the seconds after which one without an end counts as
+    ended); safe beside another sweep and beside the workers. Raises StoreUnavailable after what was committed was tallied.
+    """
+    groups = list(untouched)
+    left = limit
+    for endless in (False, True):
+        while left > 0:
+            size = left if dry_run else min(BATCH, left)
+            seen, taken = leases.settle(groups, untouched, size, endless, _none if dry_run else _ended)
+            for lease in seen:
+                _count(tally, place, lease, dry_run or lease[:3] in taken, endless)
+            left -= len(seen)
+            if dry_run or len(seen) < size or not taken:
+                break
+
+
+def _ended(seen: Sequence[HeldLease]) -> list[HeldLease]:
+    return [lease for lease in seen if decide(lease.is_expired, Truth.NO_LOG) is Decision.RECLAIM]
+
+
+def _none(seen: Sequence[HeldLease]) -> list[HeldLease]:
+    return []
+
+
+def _count(tally: Tally, place: str, lease: HeldLease, is_taken: bool, endless: bool) -> None:
+    decision = Decision.RECLAIM if is_taken else Decision.KEEP
+    why = f"untouched since {lease.touched}, no end" if endless else f"ended at {lease.ends}"
+    tally.add(Line(place, lease.group, lease.topic, lease.owner_host or "?", decision), lease.message_id, why)

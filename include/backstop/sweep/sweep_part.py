@@ -1,0 +1,146 @@
+"""Does one part of a sweep with connections of its own: in a Spark task, or one after the other in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+
+from backstop.config.connections import Connections
+from backstop.config.policy import Policy
+from backstop.config.settings import Settings
+from backstop.errors import Unavailable
+from backstop.leases.front import CONSUMED_FOR
+from backstop.leases.redis_exchange import RedisExchange
+from backstop.leases.redis_records import milliseconds
+from backstop.records import Counts, Key
+from backstop.stores.open import open_leases
+from backstop.sweep.ask_log import GroupLog
+from backstop.sweep.foreign.open import open_foreign
+from backstop.sweep.foreign.protocol import LogStanding
+from backstop.sweep.foreign.protocol import Told as ForeignTold
+from backstop.sweep.parts import Part
+from backstop.sweep.redis_bucket import Bucket
+from backstop.sweep.sample_redis import Fronted, sample_redis
+from backstop.sweep.sweep_database import sweep_database
+from backstop.sweep.sweep_redis import sweep_bucket
+from backstop.sweep.tally import Line, Tally, Told
+
+FOREIGN_LIMIT = 100_000
+
+
+def sweep_part(
+    settings: Settings, connections: Connections, part: Part, groups: Collection[str] | None, goes_on: str, *,
+    limit: int, dry_run: bool, tell: Callable[[Told], None] | None = None,
+) -> Tally:  # fmt: skip
+    """What was decided and done, with what did not answer in `missed`: one place that is away holds up no other.
+
+    `limit` leases at most, `goes_on`: where a walk over this place stopped the last time.
+    """
+    tally = Tally(tell)
+    try:
+        match part.kind:
+            case "database":
+                with open_leases(settings, connections, part.name) as leases:
+                    untouched = untouched_seconds(settings, part.name, groups)
+                    sweep_database(leases, part.place, untouched, tally, limit=limit, dry_run=dry_run)
+            case "front":
+                _sweep_front(settings, connections, part, tally, limit, dry_run)
+            case "guard":
+                guard = settings.redis_guards[part.name]
+                exchange = RedisExchange(connections.url(guard.redis), cluster=guard.cluster)
+                try:
+                    sweep_bucket(
+                        Bucket(exchange, part.name, part.bucket), part.place, None, tally, limit=limit, dry_run=dry_run,
+                        done_ms=milliseconds(guard.consumed_for),
+                    )  # fmt: skip
+                finally:
+                    exchange.close()
+            case "sample":
+                _sample(settings, connections, part, groups, goes_on, tally, dry_run)
+            case "foreign":
+                _sweep_foreign(settings, connections, part, goes_on, tally, limit, dry_run)
+    except Unavailable as error:
+        tally.missed[part.place] = error.what
+    return tally
+
+
+def untouched_seconds(settings: Settings, store: str, groups: Collection[str] | None) -> dict[str, float]:
+    """The groups of a consumer store, and after how long each takes back a lease without an end."""
+    return {
+        group: settings.policy_for(None, group).untouched_for.total_seconds()
+        for group, its in settings.groups.items()
+        if its.store == store and (groups is None or group in groups)
+    }
+
+
+def overdue_after(policy: Policy) -> timedelta:
+    """A lease that ended longer ago than this should have been taken back: two sweeps and a sweep's own time."""
+    return 2 * policy.sweep_interval + timedelta(minutes=2)
+
+
+def _sweep_front(
+    settings: Settings, connections: Connections, part: Part, tally: Tally, limit: int, dry_run: bool
+) -> None:
+    group = settings.groups[part.name]
+    assert group.leases is not None
+    exchange = RedisExchange(connections.url(group.leases.redis), cluster=group.leases.cluster)
+    with open_leases(settings, connections, group.store) as leases:
+        log = GroupLog(part.name, leases)
+        try:
+            sweep_bucket(
+                Bucket(exchange, part.name, part.bucket), part.place, log, tally, limit=limit, dry_run=dry_run,
+                done_ms=milliseconds(CONSUMED_FOR),
+            )  # fmt: skip
+        finally:
+            exchange.close()
+        if log.missed:
+            tally.missed[f"store {group.store}"] = log.missed
+
+
+def _sample(
+    settings: Settings, connections: Connections, part: Part, groups: Collection[str] | None, goes_on: str, tally: Tally,
+    dry_run: bool,
+) -> None:  # fmt: skip
+    theirs = {
+        name: its for name, its in settings.groups.items()
+        if its.leases and its.leases.redis == part.name and (groups is None or name in groups)
+    }  # fmt: skip
+    exchange = RedisExchange(
+        connections.url(part.name), cluster=any(its.leases is not None and its.leases.cluster for its in theirs.values())
+    )
+    logs = {name: GroupLog(name, open_leases(settings, connections, its.store)) for name, its in theirs.items()}
+    try:
+        fronted = {name: Fronted(log, milliseconds(CONSUMED_FOR)) for name, log in logs.items()}
+        tally.goes_on[part.place] = sample_redis(exchange, part.place, fronted, goes_on, tally, dry_run=dry_run)
+    finally:
+        exchange.close()
+        for log in logs.values():
+            log.close()
+    for name, log in logs.items():
+        if log.missed:
+            tally.missed[f"store {theirs[name].store}"] = log.missed
+
+
+def _sweep_foreign(
+    settings: Settings, connections: Connections, part: Part, goes_on: str, tally: Tally, limit: int, dry_run: bool
+) -> None:
+    foreign = open_foreign(settings, connections, part.name)
+    foreign.place = goes_on
+    log = GroupLog(foreign.group, open_leases(settings, connections, settings.groups[foreign.group].store))
+
+    def states_of(keys: Sequence[Key]) -> Mapping[Key, LogStanding]:
+        found = log.standing(keys)
+        return {key: LogStanding(standing.state, standing.is_alive) for key, standing in found.items()}
+
+    def told(one: ForeignTold) -> None:
+        if one.decision in ("keep", "repair", "reclaim"):
+            tally.add(Line(part.place, one.group, one.topic, "?", one.decision.upper()), one.message_id, one.why)
+
+    try:
+        foreign.sweep(states_of, limit=min(limit, FOREIGN_LIMIT), dry_run=dry_run, tell=told)
+    finally:
+        # What was done, not what was decided: a record may have moved on in between.
+        tally.counts = Counts({name: number for name, number in foreign.done.items() if name != "looked" and number})
+        tally.goes_on[part.place] = foreign.place
+        foreign.close()
+        log.close()

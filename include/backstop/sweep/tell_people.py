@@ -1,0 +1,94 @@
+"""Opens a case for who leaks leases again and again, and for messages that fail again and again; closes what is over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
+
+from backstop.cases.close import close_by_cause
+from backstop.cases.open import open_case
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import Unavailable
+from backstop.named_sql import load
+from backstop.records import Counts
+from backstop.runs.run import Run, hold
+from backstop.stores.open import open_leases
+from backstop.stores.postgresql_leases import Failing
+
+_SQL = load("backstop.sweep", "queries.sql")
+FAILING_SHOWN = 1000
+"""The worst of a store: thousands of failing messages have one cause."""
+
+
+def tell_of_leaks(settings: Settings, control: Any, run: Run) -> Counts:
+    """One case for each host, and each handler (group and topic), whose leases several sweeps took back; commits."""
+    names = [*settings.groups, *settings.redis_guards]
+    policies = [settings.policy_for(None, name) if name in settings.groups else settings.policy_for() for name in names]
+    counts = Counts()
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        cursor.execute(_SQL["leaks"], {
+            "groups": names, "windows": [policy.leak_window.total_seconds() for policy in policies],
+            "sweeps": [policy.leak_sweeps for policy in policies],
+        })  # fmt: skip
+        leaks = cursor.fetchall()
+        for group, topic, subject, runs, leases, since, last, examples in leaks:
+            who = "the handler" if subject == "handler" else subject
+            open_case(
+                cursor, kind="lease_leak", topic=topic, group=group, subject=subject, severity="warning",
+                summary=f"{who} of {group} lost {leases} leases in {runs} sweeps since {since:%H:%M} UTC: its workers die, hang"
+                        " or are killed while they hold messages. The messages came back; each cost a wait of one lease",
+                evidence={"leases": int(leases), "sweeps": runs, "since": since, "last": last, "examples": examples},
+                members=[], run_id=run.run_id,
+            )  # fmt: skip
+            counts.add("leaks")
+        found = {("lease_leak", topic, group, subject) for group, topic, subject, *_ in leaks}
+        counts.add("leaks_over", close_by_cause(cursor, "lease_leak", found, "no lease was lost there lately"))
+    return Counts({name: number for name, number in counts.items() if number})
+
+
+def tell_of_failing(
+    settings: Settings, connections: Connections, control: Any, run: Run, groups: Collection[str] | None
+) -> tuple[Counts, dict[str, str]]:
+    """One case for each group and topic with messages begun alert_attempts times and not done, before the broker gives up;
+    commits. Returns the counts, and what did not answer."""
+    failing: dict[tuple[str, str], list[Failing]] = {}
+    missed: dict[str, str] = {}
+    looked: set[str] = set()
+    for store in dict.fromkeys(its.store for its in settings.groups.values()):
+        least = {
+            (group, topic): settings.policy_for(topic, group).alert_attempts
+            for group, its in settings.groups.items() if its.store == store and (groups is None or group in groups)
+            for topic in settings.topics_of(group)
+        }  # fmt: skip
+        if not least:
+            continue
+        try:
+            with open_leases(settings, connections, store) as leases:
+                for one in leases.failing(least, FAILING_SHOWN):
+                    failing.setdefault((one.group, one.topic), []).append(one)
+            looked |= {group for group, _ in least}
+        except Unavailable as error:
+            missed[f"store {store}"] = error.what
+    counts = Counts()
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        for (group, topic), found in failing.items():
+            worst = found[0]
+            open_case(
+                cursor, kind="repeated_failure", topic=topic, group=group, subject="messages", severity="warning",
+                summary=f"{len(found)} messages fail again and again in {group}: {worst.message_id!r} was begun {worst.attempts}"
+                        f" times ({worst.error or 'without an error of its handler: its workers died'}). Mend the handler or"
+                        " what it needs before the broker gives up on them",
+                evidence={"messages": [{"id": f.message_id, "attempts": f.attempts, "error": f.error} for f in found[:20]],
+                          "seen_at": datetime.now().astimezone()},
+                members=[], run_id=run.run_id,
+            )  # fmt: skip
+            counts.add("failing", len(found))
+        still = {("repeated_failure", topic, group, "messages") for group, topic in failing}
+        counts.add("failing_over", close_by_cause(
+            cursor, "repeated_failure", still, "the messages were done, or given up", groups=looked
+        ))  # fmt: skip
+    return Counts({name: number for name, number in counts.items() if number}), missed

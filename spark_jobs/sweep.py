@@ -1,0 +1,116 @@
+"""Reads the leases that ended, in every consumer database and every bucket of Redis, each part in a task of its own.
+
+Each task looks, asks the log, decides KEEP, REPAIR or RECLAIM, and settles by compare-and-set on what it saw.
+Writes states in the logs and in Redis, and the counts by group, host and decision into the control database.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pandas as pd
+from pyspark.sql import SparkSession
+
+from backstop.config.connections import Connections
+from backstop.config.load import load
+from backstop.config.settings import Settings
+from backstop.records import Counts
+from backstop.runs.control import connect
+from backstop.runs.job import main_of
+from backstop.runs.run import Run, find, keep_alive
+from backstop.runs.spark_session import start_session
+from backstop.sweep.parts import Part, part_of
+from backstop.sweep.run_once import LIMIT, groups_of_scope, sweep_all
+from backstop.sweep.sweep_part import sweep_part
+from backstop.sweep.tally import Differs, Line, Tally, Told
+
+REPORT = "tally string"
+
+
+def run(spark: SparkSession, settings: Settings, connections: Connections, run: Run) -> Counts:
+    """Every part of the run's scope; returns the counts, which it also adds to the run's.
+
+    A task that Spark runs twice settles nothing twice: each change is a compare-and-set. Raises Unavailable after all else
+    was done when something did not answer, RunLost when the run is not ours any more.
+    """
+    control = connect(settings, connections)
+    try:
+        with keep_alive(lambda: connect(settings, connections), run):
+            return sweep_all(settings, connections, control, run, _spread(spark, settings, connections, run))
+    finally:
+        control.close()
+
+
+def _spread(
+    spark: SparkSession, settings: Settings, connections: Connections, run: Run
+) -> Callable[[Sequence[Part], Mapping[str, str]], Iterable[Tally]]:
+    # The refs are resolved here, so that executors elsewhere need neither file nor environment.
+    carried = connections.carrying(settings.connection_refs())
+
+    def spread(parts: Sequence[Part], walks: Mapping[str, str]) -> Iterator[Tally]:
+        if not parts:
+            return
+        rows = [(part.as_text(), walks.get(part.place, "")) for part in parts]
+        frame = spark.createDataFrame(rows, "part string, goes_on string").repartition(len(rows), "part")
+        for report in frame.mapInPandas(_as_task(settings, carried, run), REPORT).collect():
+            tally = read_tally(report["tally"])
+            if run.dry_run:
+                for line, number in tally.lines.items():
+                    print(f"would {line.decision} {number} {line}", flush=True)
+            yield tally
+
+    return spread
+
+
+def _as_task(
+    settings: Settings, connections: Connections, run: Run
+) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
+    def task(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            for text, goes_on in zip(frame["part"], frame["goes_on"], strict=True):
+                tally = sweep_part(
+                    settings, connections, part_of(text), groups_of_scope(run.scope), goes_on, limit=LIMIT,
+                    dry_run=run.dry_run, tell=_show if run.dry_run else None,
+                )  # fmt: skip
+                yield pd.DataFrame({"tally": [write_tally(tally)]})
+
+    return task
+
+
+def _show(told: Told) -> None:
+    print(f"would {told}", flush=True)
+
+
+def write_tally(tally: Tally) -> str:
+    """As a task hands it to the driver."""
+    return json.dumps({
+        "lines": [[*line, number, tally.examples[line]] for line, number in tally.lines.items()],
+        "counts": tally.counts, "differs": tally.differs, "missed": tally.missed, "goes_on": tally.goes_on,
+    })  # fmt: skip
+
+
+def read_tally(text: str) -> Tally:
+    """As it was written."""
+    said = json.loads(text)
+    tally = Tally(counts=Counts(said["counts"]), missed=said["missed"], goes_on=said["goes_on"])
+    for *line, number, example in said["lines"]:
+        tally.lines[Line(*line)], tally.examples[Line(*line)] = number, example
+    tally.differs = [Differs(*row) for row in said["differs"]]
+    return tally
+
+
+def main(arguments: argparse.Namespace) -> Counts:
+    """What spark-submit runs: the run was opened by the DAG, and its token fences every write."""
+    settings, connections = load(), Connections()
+    control = connect(settings, connections)
+    try:
+        found = find(control, arguments.run_id, arguments.token)
+    finally:
+        control.close()
+    return run(start_session("backstop sweep"), settings, connections, found)
+
+
+if __name__ == "__main__":
+    main_of(main)

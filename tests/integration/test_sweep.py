@@ -1,0 +1,357 @@
+"""The sweep on real databases and a real Redis: rows before, rows after."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+import pytest
+import redis
+
+from backstop.errors import AuditFailed, ConfigurationError, LeaseLost, StoreUnavailable
+from backstop.leases import guard
+from backstop.leases.front import Front
+from backstop.leases.lease import Acquired, Arrival, Busy, Done
+from backstop.leases.redis_exchange import RedisExchange
+from backstop.leases.redis_guard import RedisGuard
+from backstop.leases.redis_records import RedisKeys, read_record
+from backstop.local.ports import free_port
+from backstop.quality.audit import run_suite
+from backstop.runs.control import connect
+from backstop.runs.run import close_run, open_run
+from backstop.sweep.run_once import count_before, run_duty
+from backstop.sweep.tally import Told
+from resend_world import TOPIC, World, ids, servers, world
+
+__all__ = ["servers", "world"]
+GROUP, DB = "billing", "consumer_billing"
+LEASE = timedelta(seconds=60)
+
+
+@pytest.fixture(autouse=True)
+def clean(world: World) -> None:
+    world.sql("control", "TRUNCATE sweep_count, sweep_look, sweep_sample, sweep_place, alert CASCADE")
+
+
+def begin(world: World, names: list[str], host: str = "host-1", lease: float = 60) -> list[Acquired]:
+    connection = psycopg2.connect(world.urls[f"backstop_{DB}"])
+    try:
+        begun = guard.begin_many(
+            connection, GROUP, [Arrival(TOPIC, name) for name in names], lease_seconds=lease, owner_host=host
+        )
+        connection.commit()
+    finally:
+        connection.close()
+    assert all(isinstance(one, Acquired) for one in begun)
+    return [one for one in begun if isinstance(one, Acquired)]
+
+
+def end_leases(world: World, seconds: float = 1) -> None:
+    """Time passes: every lease in the database ended so long ago."""
+    world.sql(
+        DB, "UPDATE consumer_log SET lease_expires_at = clock_timestamp() - %s * interval '1 second' WHERE state = 'CONSUMING'",
+        [seconds],
+    )  # fmt: skip
+
+
+def end_records(world: World, group: str = GROUP) -> int:
+    """Time passes in Redis: every consuming record ended a second ago."""
+    server = leases(world)
+    keys, ended = RedisKeys(group), 0
+    for index in keys.expiry:
+        for name, ends in server.zrange(index, 0, -1, withscores=True):
+            record = server.get(name)
+            past = int(ends) - 3_600_000
+            server.zadd(index, {name: past})
+            if record:
+                server.set(name, record[:1] + b"%013d" % past + record[14:], keepttl=True)
+            ended += 1
+    return ended
+
+
+def leases(world: World) -> Any:
+    return redis.Redis.from_url(world.urls["backstop_leases"])
+
+
+def record(world: World, message_id: str, group: str = GROUP) -> Any:
+    text = leases(world).get(RedisKeys(group).bucket_and_key(TOPIC, message_id)[1])
+    return None if text is None else read_record(text)
+
+
+def front(world: World) -> Front:
+    return Front(RedisExchange(world.urls["backstop_leases"]), GROUP, lease=LEASE, owner_host="host-1")
+
+
+def states(world: World) -> dict[str, str]:
+    return dict(world.sql(DB, "SELECT message_id, state FROM consumer_log ORDER BY 1"))
+
+
+def sweep(world: World, **options: Any) -> dict[str, int]:
+    return dict(run_duty(world.settings, world.connections, **options))
+
+
+def test_an_expired_lease_is_taken_back_and_the_next_begin_takes_it_over(world: World) -> None:
+    (old,) = begin(world, ["stuck"])
+    end_leases(world)
+    begin(world, ["held"])
+    assert sweep(world)["reclaim"] == 1
+    assert states(world) == {"stuck": "EXPIRED", "held": "CONSUMING"}
+    (((token,),),) = (world.sql(DB, "SELECT owner_token::text FROM consumer_log WHERE message_id = 'stuck'"),)
+    assert token == old.token
+    (new,) = begin(world, ["stuck"])
+    assert new.fence == old.fence + 1
+
+
+def test_a_late_worker_still_completes_while_nobody_has_taken_its_message_and_not_after(world: World) -> None:
+    late, later = begin(world, ["late", "later"])
+    end_leases(world)
+    sweep(world)
+    begin(world, ["later"])
+    connection = psycopg2.connect(world.urls[f"backstop_{DB}"])
+    try:
+        guard.complete(connection, late)
+        connection.commit()
+        with pytest.raises(LeaseLost):
+            guard.complete(connection, later)
+    finally:
+        connection.close()
+    assert states(world) == {"late": "CONSUMED", "later": "CONSUMING"}
+
+
+def test_a_lease_in_a_worker_s_hands_is_skipped_and_not_waited_for(world: World) -> None:
+    (held,) = begin(world, ["in hand"])
+    begin(world, ["stuck"])
+    end_leases(world)
+    worker = psycopg2.connect(world.urls[f"backstop_{DB}"])
+    try:
+        guard.complete(worker, held)  # not committed yet
+        assert sweep(world)["reclaim"] == 1
+        worker.commit()
+    finally:
+        worker.close()
+    assert states(world) == {"in hand": "CONSUMED", "stuck": "EXPIRED"}
+
+
+def test_two_sweeps_at_once_take_each_lease_back_once(world: World) -> None:
+    names = ids(5000)
+    begin(world, names)
+    end_leases(world)
+    counts: list[dict[str, int]] = []
+    threads = [
+        threading.Thread(target=lambda group=group: counts.append(sweep(world, groups=group)))
+        for group in (["billing"], ["billing", "shipping"])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(one.get("reclaim", 0) for one in counts) == 5000
+    assert set(states(world).values()) == {"EXPIRED"}
+
+
+def test_a_lease_without_an_end_is_taken_back_when_nobody_touched_it_for_long(world: World) -> None:
+    begin(world, ["touched", "untouched"])
+    world.sql(DB, "UPDATE consumer_log SET lease_expires_at = NULL")
+    world.sql(DB, "UPDATE consumer_log SET updated_at = now() - interval '25 hours' WHERE message_id = 'untouched'")
+    assert sweep(world)["reclaim"] == 1
+    assert states(world) == {"touched": "CONSUMING", "untouched": "EXPIRED"}
+
+
+def test_groups_that_are_not_configured_are_left_alone(world: World) -> None:
+    begin(world, ["stuck"])
+    end_leases(world)
+    world.sql(DB, "UPDATE consumer_log SET consumer_group = 'somebody else'")
+    assert sweep(world).get("reclaim", 0) == 0
+    assert states(world) == {"stuck": "CONSUMING"}
+
+
+def test_redis_is_corrected_after_the_database_as_the_log_says(world: World) -> None:
+    (done, stuck, alive) = begin(world, ["done", "stuck", "alive"])
+    it = front(world)
+    it.held([(lease, Arrival(TOPIC, lease.message_id)) for lease in (done, stuck, alive)])
+    world.sql(DB, "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'")
+    world.sql(DB, "UPDATE consumer_log SET lease_expires_at = now() - interval '1 s' WHERE message_id = 'stuck'")
+    assert end_records(world) == 3
+    counts = sweep(world)
+    assert (counts["repair"], counts["reclaim"], counts["keep"]) == (1, 2, 1)  # stuck: in the database, and in front of it
+    assert record(world, "done").state == "D"
+    assert record(world, "stuck") is None
+    assert record(world, "alive").state == "C"
+    assert it.look([Arrival(TOPIC, "done"), Arrival(TOPIC, "stuck")]) == [Done(), None]
+    assert isinstance(it.look([Arrival(TOPIC, "alive")])[0], Busy)
+    assert world.sql("control", "SELECT message_id, in_redis, in_database, repaired FROM sweep_sample") == [
+        ("done", "CONSUMING", "CONSUMED", True)
+    ]
+
+
+def test_a_done_in_redis_that_the_database_has_forgotten_is_removed(world: World) -> None:
+    kept, forgotten = begin(world, ["kept", "forgotten"])
+    it = front(world)
+    it.done([(lease, Arrival(TOPIC, lease.message_id)) for lease in (kept, forgotten)])
+    world.sql(DB, "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'kept'")
+    world.sql(DB, "DELETE FROM consumer_log WHERE message_id = 'forgotten'")
+    counts = sweep(world)
+    assert (counts["sampled"], counts["repair"]) == (2, 1)
+    assert record(world, "kept").state == "D"
+    assert record(world, "forgotten") is None
+
+
+def test_a_record_that_moved_on_since_it_was_seen_is_not_touched(world: World) -> None:
+    from backstop.sweep.redis_bucket import Bucket
+
+    (lease,) = begin(world, ["renewed"])
+    it = front(world)
+    told = [(lease, Arrival(TOPIC, "renewed"))]
+    it.held(told)
+    end_records(world)
+    number, _ = RedisKeys(GROUP).bucket_and_key(TOPIC, "renewed")
+    bucket = Bucket(RedisExchange(world.urls["backstop_leases"]), GROUP, number)
+    seen = bucket.expired(0, 10)
+    it.held(told)  # its worker renews between the look and the settling
+    assert bucket.settle(seen, ["X"], done_ms=1000, open_ms=1000) == {0}
+    assert record(world, "renewed").state == "C"
+
+
+def test_redis_alone_is_swept_by_itself_and_a_late_end_still_counts(world: World) -> None:
+    world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "12d"}})
+    alone = RedisGuard(RedisExchange(world.urls["backstop_leases"]), "mailer", lease=LEASE)
+    stuck, late = alone.begin_many([Arrival(TOPIC, "stuck"), Arrival(TOPIC, "late")])
+    assert isinstance(stuck, Acquired) and isinstance(late, Acquired)
+    end_records(world, "mailer")
+    assert sweep(world)["reclaim"] == 2
+    assert record(world, "stuck", "mailer").state == "E"
+    alone.complete(late)
+    again = alone.begin(Arrival(TOPIC, "stuck"))
+    assert isinstance(again, Acquired) and again.fence > stuck.fence and again.attempts == 2
+    assert record(world, "late", "mailer").state == "D"
+
+
+def test_a_dry_run_tells_what_it_would_do_and_changes_nothing(world: World) -> None:
+    (lease,) = begin(world, ["stuck"], host="host-7")
+    front(world).held([(lease, Arrival(TOPIC, "stuck"))])
+    end_leases(world)
+    end_records(world)
+    told: list[Told] = []
+    counts = sweep(world, dry_run=True, tell=told.append)
+    assert counts["reclaim"] == 2
+    assert {(one.line.place, one.line.host, one.message_id) for one in told} == {
+        ("database billing_db", "host-7", "stuck"), ("redis of billing", "host-1", "stuck"),
+    }  # fmt: skip
+    assert states(world) == {"stuck": "CONSUMING"}
+    assert record(world, "stuck").state == "C"
+    assert world.sql("control", "SELECT count(*) FROM sweep_count") == [(0,)]
+
+
+def test_counts_are_kept_by_group_topic_host_and_decision(world: World) -> None:
+    begin(world, ["a", "b"], host="host-1")
+    begin(world, ["c"], host="host-2")
+    end_leases(world)
+    sweep(world)
+    assert world.sql("control", "SELECT owner_host, decision, leases FROM sweep_count ORDER BY 1") == [
+        ("host-1", "RECLAIM", 2), ("host-2", "RECLAIM", 1)
+    ]  # fmt: skip
+    assert world.sql("control", "SELECT state, (counts ->> 'reclaim')::int FROM run WHERE duty = 'sweep'") == [("done", 3)]
+
+
+def test_one_group_by_hand_leaves_the_others(world: World) -> None:
+    begin(world, ["stuck"])
+    end_leases(world)
+    assert sweep(world, groups=["shipping"]).get("reclaim", 0) == 0
+    assert states(world) == {"stuck": "CONSUMING"}
+    with pytest.raises(ConfigurationError, match="no group 'biling'"):
+        sweep(world, groups=["biling"])
+
+
+def test_with_the_database_away_redis_frees_nothing_and_the_rest_is_swept(world: World) -> None:
+    (lease,) = begin(world, ["stuck"])
+    front(world).held([(lease, Arrival(TOPIC, "stuck"))])
+    end_records(world)
+    good = world.urls[f"backstop_{DB}"]
+    world.sql("consumer_shipping", """INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)
+        VALUES ('shipping', 'orders', 'other', 'CONSUMING', now() - interval '1 s')""")
+    world.urls[f"backstop_{DB}"] = f"postgresql://x:secret@127.0.0.1:{free_port()}/gone"
+    with pytest.raises(StoreUnavailable) as caught:
+        sweep(world)
+    world.urls[f"backstop_{DB}"] = good
+    assert "billing_db" in str(caught.value) and "secret" not in str(caught.value)
+    assert record(world, "stuck").state == "C"
+    assert states(world) == {"stuck": "CONSUMING"}
+    assert world.sql("consumer_shipping", "SELECT state FROM consumer_log") == [("EXPIRED",)]
+    assert world.sql("control", "SELECT state FROM run WHERE duty = 'sweep'") == [("incomplete",)]
+
+
+def test_with_redis_away_the_database_is_swept(world: World) -> None:
+    begin(world, ["stuck"])
+    end_leases(world)
+    good = world.urls["backstop_leases"]
+    world.urls["backstop_leases"] = f"redis://:secret@127.0.0.1:{free_port()}/0"
+    with pytest.raises(StoreUnavailable) as caught:
+        sweep(world)
+    world.urls["backstop_leases"] = good
+    assert "redis of billing" in str(caught.value) and "secret" not in str(caught.value)
+    assert states(world) == {"stuck": "EXPIRED"}
+
+
+def test_a_host_that_leaks_again_and_again_becomes_a_case_that_ends_when_it_stops(world: World) -> None:
+    for number in range(3):
+        begin(world, [f"stuck {number}"], host="host-9")
+        end_leases(world)
+        sweep(world)
+    cases = world.sql("control", """SELECT kind, topic, consumer_group, subject, state, evidence -> 'leases',
+            evidence ->> 'sweeps'
+        FROM case_file ORDER BY subject""")
+    assert cases == [
+        ("lease_leak", "orders", "billing", "handler", "open", 3, "3"),
+        ("lease_leak", "*", "billing", "host host-9", "open", 3, "3"),
+    ]
+    assert world.sql("control", "SELECT count(*) FROM alert WHERE dedup_key LIKE 'case/%%'") == [(2,)]
+    world.sql("control", "UPDATE sweep_count SET swept_at = swept_at - interval '2 hours'")
+    begin(world, ["stuck again"], host="host-9")
+    end_leases(world)
+    sweep(world)
+    assert world.sql("control", "SELECT DISTINCT state FROM case_file") == [("closed",)]
+
+
+def test_messages_that_fail_again_and_again_are_a_case_before_the_broker_gives_up(world: World) -> None:
+    world.sql(DB, """INSERT INTO consumer_log (consumer_group, topic, message_id, state, attempts, last_error)
+        VALUES ('billing', 'orders', 'twice', 'FAILED', 2, 'x'), ('billing', 'orders', 'thrice', 'FAILED', 3, 'KeyError: 1')""")
+    sweep(world)
+    ((kind, summary, state),) = world.sql("control", "SELECT kind, summary, state FROM case_file")
+    assert (kind, state) == ("repeated_failure", "open")
+    assert "'thrice' was begun 3 times (KeyError: 1)" in summary and "1 messages" in summary
+    world.sql(DB, "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now()")
+    sweep(world)
+    assert world.sql("control", "SELECT state FROM case_file") == [("closed",)]
+
+
+def test_nothing_ended_costs_a_count_and_no_more(world: World) -> None:
+    sweep(world)  # the first one takes a sample
+    begin(world, ["held"])
+    assert sweep(world) == {"due": 0}
+    assert world.sql("control", "SELECT count(*) FROM run WHERE duty = 'sweep' AND state = 'done'") == [(2,)]
+
+
+def test_the_checks_pass_after_a_sweep_and_fail_when_an_old_lease_is_left(world: World, tmp_path: Any) -> None:
+    begin(world, ["stuck"])
+    end_leases(world, 3600)
+    audited: list[str] = []
+
+    def audit(run: Any, suite: str) -> None:
+        run_suite(suite, world.urls["backstop_control"], run.run_id, None, tmp_path)
+        audited.append(suite)
+
+    sweep(world, audit=audit)
+    assert audited == ["leases_before", "leases_after"]
+    begin(world, ["left"])
+    end_leases(world, 3600)
+    control = connect(world.settings, world.connections)
+    try:
+        run = open_run(control, "sweep", "*", world.settings)
+        count_before(world.settings, world.connections, control, run)
+        with pytest.raises(AuditFailed, match="no_lease_overdue"):
+            run_suite("leases_before", world.urls["backstop_control"], run.run_id, None, tmp_path)
+        close_run(control, run, "failed", {})
+    finally:
+        control.close()
