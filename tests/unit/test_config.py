@@ -82,7 +82,7 @@ def test_the_embedded_configuration_is_valid_in_seconds_and_in_mode_repair() -> 
     assert settings.topics_of("billing") == ("orders", "payments", "refunds")
     assert set(settings.connection_refs()) == {
         "backstop_control", "backstop_producer_a", "backstop_producer_b", "backstop_consumer_billing",
-        "backstop_consumer_shipping", "backstop_broker",
+        "backstop_consumer_shipping", "backstop_broker", "backstop_leases",
     }  # fmt: skip
     assert settings.policy_for("orders", "billing").lease == timedelta(seconds=4)
 

@@ -7,6 +7,8 @@ worker is a `Consumer`. Programs in other languages follow docs/wire-contract.md
 
 from backstop.client.consumer import Consumer
 from backstop.client.keep_connection import KeptConnection
+from backstop.client.process import Ended
+from backstop.client.process_once import Holding, ProcessOnce
 from backstop.client.publish import SendState, Sent, send, send_many, settle
 from backstop.client.run_until_signal import run_until_signal
 from backstop.client.stub_writer import NewMessage, Recorded, SendPolicy, record, record_many
@@ -17,10 +19,13 @@ from backstop.leases.redis_guard import RedisGuard
 
 __all__ = [
     "Consumer",
+    "Ended",
     "Front",
     "Handler",
+    "Holding",
     "KeptConnection",
     "NewMessage",
+    "ProcessOnce",
     "Recorded",
     "RedisExchange",
     "RedisGuard",
