@@ -55,7 +55,7 @@ class Front:
         self._keys = RedisKeys(group)
         self._host = encoded(owner_host or socket.gethostname())
         self._retry_after = retry_after
-        self._lease = b"%d" % milliseconds(lease)
+        self._lease_ms = milliseconds(lease)
         # Long enough for a sweep to find it, and gone by itself when no sweep runs.
         self._held_for = b"%d" % (HELD_LEASES * milliseconds(lease))
         self._done_for = b"%d" % milliseconds(consumed_for)
@@ -108,7 +108,8 @@ class Front:
             return None
         if record.state == "D" and not arrival.resent:
             return Done()
-        if record.state == "C" and record.ends > now:
+        # An end further away than a lease is of a clock that was set back since: it says nothing about now.
+        if record.state == "C" and now < record.ends <= now + self._lease_ms:
             return Busy(retry_in((record.ends - now) / 1000, self._retry_after))
         return None
 
@@ -120,7 +121,7 @@ class Front:
         ]
         _, calls = self._calls(
             _NOTE, [(lease.topic, lease.message_id) for lease, _ in told],
-            lambda numbers: [state, self._lease, kept, *[noted[n] for n in numbers]],
+            lambda numbers: [state, b"%d" % self._lease_ms, kept, *[noted[n] for n in numbers]],
         )  # fmt: skip
         self._run(calls)
 
