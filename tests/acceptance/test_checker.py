@@ -31,7 +31,8 @@ BUSINESS = load("backstop.local", "business.sql")
 
 
 class World:
-    """A small shop after a demo: five plain messages, one lost and repaired, one refused, one mass loss."""
+    """A small shop after a demo: five plain messages, one lost and repaired, one refused, one mass loss, one for each fault of a
+    lease."""
 
     def __init__(self, postgres: Postgres, folder: Path) -> None:
         self.urls = {name: postgres.admin_dsn(f"shop_{name}") for name in ROLES}
@@ -76,6 +77,17 @@ class World:
     def effect(self, topic: str, message_id: str) -> None:
         for group in GROUPS:
             self.sql(group, "INSERT INTO effect VALUES (%s, %s, %s, 1, 1, 'w')", group, topic, message_id)
+
+    def log(self, message_id: str, fence: int, duplicates_stopped: int = 0) -> None:
+        """Done by both groups under this fence, as the database logged it and as the effects say."""
+        for group in GROUPS:
+            self.sql(group, "INSERT INTO effect VALUES (%s, 'orders', %s, 1, %s, 'w')", group, message_id, fence)
+            self.sql(
+                group,
+                "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at, lease_expires_at, fence,"
+                " attempts, duplicates_stopped) VALUES (%s, 'orders', %s, 'CONSUMED', now(), now(), %s, %s, %s)",
+                group, message_id, fence, fence, duplicates_stopped,
+            )  # fmt: skip
 
     def attempt(self, shard: str, topic: str, message_id: str, number: int, outcome: str) -> None:
         self.sql(
@@ -140,6 +152,13 @@ class World:
             "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at)"
             " VALUES ('shipping', 'payments', 'deleted', 'CONSUMED', now())",
         )
+        for number, (message_id, fence) in enumerate((("held", 2), ("late", 2), ("flushed", 1))):
+            self.message("shop_b", 20 + number, "orders", message_id)
+            self.log(message_id, fence, duplicates_stopped=1 if message_id == "flushed" else 0)
+        self.ledger.append("lease_killed", [("orders", "held")], consumer_group="billing", detail="fence 1")
+        for detail in ("stood still with fence 1", "woke up with fence 1"):
+            self.ledger.append("worker_woken_late", [("orders", "late")], consumer_group="shipping", detail=detail)
+        self.ledger.append("leases_flushed", [("orders", "flushed")])
         self.ledger.append("lost_in_broker", [("orders", "lost")])
         self.ledger.append("refused", [("refunds", "refused")])
         self.ledger.append("mass_loss", [("payments", "deleted")], consumer_group="billing")
@@ -174,11 +193,13 @@ def test_it_agrees_when_everything_came_out_right(world: World) -> None:
     assert told["problems"] == []
     assert (code, told["ok"]) == (0, True)
     assert told["effects"]["billing"] == {
-        "owed": 8, "expected": 7, "exactly_once": 7, "missing": 0, "duplicated": 0, "unexpected": 0,
+        "owed": 11, "expected": 10, "exactly_once": 10, "missing": 0, "duplicated": 0, "unexpected": 0,
     }  # fmt: skip
     assert told["verdicts"]["adds_up"]
-    assert sum(told["verdicts"]["final"].values()) == told["verdicts"]["deliveries"] == 16
-    assert told["faults"]["lost_in_broker"]["found"] == 1
+    assert sum(told["verdicts"]["final"].values()) == told["verdicts"]["deliveries"] == 22
+    assert {fault: one["found"] for fault, one in told["faults"].items()} == dict.fromkeys(
+        ("lost_in_broker", "refused", "mass_loss", "lease_killed", "worker_woken_late", "leases_flushed"), 1
+    )
 
 
 Break = Callable[[World], object]
@@ -237,6 +258,39 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "a run counted more verdicts than it kept": (
         "a run's counts differ from its verdicts",
         lambda w: w.sql("control", "UPDATE verdict_count SET deliveries = 9 WHERE verdict = 'LOST'"),
+    ),
+    "a lease was left behind": (
+        "work begun and never ended",
+        lambda w: w.sql(
+            "shipping",
+            "UPDATE consumer_log SET state = 'CONSUMING', lease_expires_at = now() - interval '1 hour' WHERE message_id = 'held'",
+        ),
+    ),
+    "a lease was given back and nobody has taken it since": (
+        "work begun and never ended",
+        lambda w: w.sql("billing", "UPDATE consumer_log SET state = 'EXPIRED' WHERE message_id = 'flushed'"),
+    ),
+    "the work of a killed holder was never begun again": (
+        "fault not dealt with",
+        lambda w: w.sql("billing", "UPDATE consumer_log SET attempts = 1 WHERE message_id = 'held'"),
+    ),
+    "the work of a late worker stands": (
+        "fault not dealt with",
+        lambda w: w.sql("shipping", "UPDATE effect SET fence = 1 WHERE message_id = 'late'"),
+    ),
+    "the work of a late worker stands beside the other's": (
+        "effect duplicated",
+        lambda w: w.sql("shipping", "INSERT INTO effect VALUES ('shipping', 'orders', 'late', 1, 1, 'w')"),
+    ),
+    "a worker stood still and never woke up": (
+        "fault not dealt with",
+        lambda w: w.ledger.append(
+            "worker_woken_late", [("orders", "late")], consumer_group="shipping", detail="stood still with fence 2"
+        ),
+    ),
+    "after a flush a group's database was not asked": (
+        "fault not dealt with",
+        lambda w: w.sql("shipping", "UPDATE consumer_log SET duplicates_stopped = 0 WHERE message_id = 'flushed'"),
     ),
     "a request is still open": (
         "resend request not closed",

@@ -122,6 +122,12 @@ BREAKS: dict[str, Callable[[World], object]] = {
     "effect without its consumed log": lambda w: w.its.rows(
         "billing_db", "DELETE FROM consumer_log WHERE message_id = %s", w.key[1]
     ),
+    "work begun and never ended": lambda w: w.its.rows(
+        "billing_db", "UPDATE consumer_log SET state = 'CONSUMING' WHERE message_id = %s", w.key[1]
+    ),
+    "effect of a lease that was lost": lambda w: w.its.rows(
+        "shipping_db", "UPDATE consumer_log SET fence = 2 WHERE message_id = %s", w.key[1]
+    ),
     "effect duplicated": lambda w: w.its.rows("shipping_db", "INSERT INTO effect SELECT * FROM effect LIMIT 1"),
     "message still in somebody's hands": in_hand,
     "lost in the broker and not sent again": lambda w: w.ledger.append("lost_in_broker", [w.key]),

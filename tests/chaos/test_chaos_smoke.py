@@ -10,7 +10,7 @@ from backstop.local.chaos.page import page
 from backstop.local.chaos.run import run_chaos
 from backstop.local.chaos.schedule import KINDS, schedule
 
-SEED, SECONDS, EVERY = 7, 22.0, 1.2
+SEED, SECONDS, EVERY = 12, 24.0, 1.2
 
 
 @pytest.mark.timeout(420)

@@ -57,6 +57,17 @@ CASES = {
         ],
         "complete_without_fence", "effect duplicated", slow="slow_handler", seconds=26,
     ),
+    "kill_holding": Case(
+        kills("kill_holding", "billing-1", 4, 9, seconds=3) + kills("kill_holding", "shipping-1", 6, 11, seconds=3),
+        "leases_never_end", "effect missing",
+    ),
+    "wake_late": Case(
+        kills("wake_late", "billing-1", 4, seconds=14) + kills("wake_late", "shipping-2", 5, seconds=14),
+        "complete_without_fence", "effect duplicated", slow="slow_handler",
+    ),
+    "flush_leases": Case(
+        kills("flush_leases", "leases", 5, 9, 13, seconds=0), "the_database_believes_redis", "effect duplicated",
+    ),
     "kill_server": Case(
         kills("kill_server", "billing", 6, 12, seconds=2), "acknowledge_at_receipt", "effect missing", slow="slow_handler",
     ),

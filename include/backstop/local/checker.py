@@ -254,8 +254,8 @@ def woken_in_vain(books: Books, lines: list[dict[str, Any]], key: Key, group: st
     if group is None:
         return False
     details = [line["detail"] for line in lines if (line["topic"], line["message_id"], line["consumer_group"]) == (*key, group)]
-    stood = [int(detail.rpartition(" ")[2]) for detail in details if detail.startswith("stood still with fence ")]
-    woke = [int(detail.rpartition(" ")[2]) for detail in details if detail.startswith("woke up with fence ")]
+    stood = [int(detail.rpartition(" ")[2]) for detail in details if " stood still with fence " in detail]
+    woke = [int(detail.rpartition(" ")[2]) for detail in details if " woke up with fence " in detail]
     fences = books.fences[group].get(key, [])
     return bool(stood) and stood == woke and len(fences) == 1 and fences[0] > max(stood)
 

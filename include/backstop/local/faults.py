@@ -136,7 +136,7 @@ class BrokerFaults:
         raise demo_broken(f"No message of {topic} was left to skip for {group}.", "Run the demo again.")
 
     def deliver_again(self, topic: str, group: str, keys: Sequence[Key]) -> None:
-        """Moves a group back before the oldest of these, as a failover to a replica that lags does: all since then comes again."""
+        """Moves a group back before the oldest of these, as a failover to a late replica does: all since then comes again."""
         oldest: dict[int, str] = {}
         for queue, entry, _, _ in self._entries(topic, {message_id for _, message_id in keys}):
             oldest.setdefault(queue, entry)

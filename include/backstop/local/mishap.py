@@ -36,13 +36,13 @@ class Mishaps:
     def before_the_effect(self, message: Message, work: Work) -> None:
         """Dead with the lease in hand: it is all that there is of the work."""
         if self._meant(message, LEASE_KILLED):
-            self._note(LEASE_KILLED, message, f"fence {work.fence}")
+            self._note(LEASE_KILLED, message, f"with fence {work.fence}")
             os.kill(os.getpid(), signal.SIGKILL)
 
     def before_the_commit(self, message: Message, work: Work) -> None:
         """Dead between the effect and its commit; or standing still there, with every thread, until somebody wakes it."""
         if self._meant(message, KILLED):
-            self._note(KILLED, message, f"fence {work.fence}")
+            self._note(KILLED, message, f"with fence {work.fence}")
             os.kill(os.getpid(), signal.SIGKILL)
         if self._meant(message, WOKEN_LATE):
             self._note(WOKEN_LATE, message, f"{STOOD_STILL} {work.fence}")
@@ -62,4 +62,4 @@ class Mishaps:
         return True
 
     def _note(self, fault: str, message: Message, detail: str) -> None:
-        self._ledger.append(fault, [message.key], consumer_group=self._group, detail=detail)
+        self._ledger.append(fault, [message.key], consumer_group=self._group, detail=f"{self._worker} {detail}")

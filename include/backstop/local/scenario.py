@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from backstop.local.faults import break_logs, delete_logs, make_due_at_once, store_away
+from backstop.local.faults import break_logs, delete_logs, flush_leases, make_due_at_once, store_away
 from backstop.local.ledger import Key
+from backstop.local.mishap import HEADERS, KILLED, LEASE_KILLED, WOKE_UP, WOKEN_LATE
 from backstop.local.stage import Stage
-from backstop.local.traffic_consumer import KILL_HEADER
 from backstop.local.wait_for import wait_for
 
 LEAST_MESSAGES = 300
-CRASHES, LOST, SKIPPED, KILLED, REFUSED, BROKEN = 4, 5, 5, 2, 5, 2
-SLOW, AWAY, PAYMENTS, DELETED, BURST = 20, 10, 60, 40, 24
+CRASHES, LOST, SKIPPED, KILLS, REFUSED, BROKEN = 4, 5, 5, 2, 5, 2
+SLOW, AWAY, PAYMENTS, DELETED, BURST, FLUSHED = 20, 10, 60, 40, 24, 10
 NOT_YET = 600.0
 """Seconds: Backstop looks at these stubs when the fault has been made; the injector sets the time then."""
 SLOW_RUNS = 2
@@ -41,6 +41,8 @@ def play(stage: Stage, messages: int) -> None:
         break_rows(stage)
         lose_many_logs(stage)
         kill_consumers(stage)
+        wake_up_late(stage)
+        empty_the_leases(stage)
     with stage.timed("traffic"):
         stage.bulk(ordinary // 4)
         stage.drained(DRAIN_SECONDS)
@@ -53,7 +55,8 @@ def play(stage: Stage, messages: int) -> None:
 
 def counted() -> int:
     """How many messages the faults need."""
-    return 10 + REFUSED + 2 * CRASHES + 2 * BURST + 3 + BROKEN + PAYMENTS + KILLED + SLOW + AWAY
+    lease_faults = 2 * KILLS + 2 + FLUSHED + BURST
+    return 10 + REFUSED + 2 * CRASHES + 2 * BURST + 3 + BROKEN + PAYMENTS + lease_faults + SLOW + AWAY
 
 
 def refuse(stage: Stage) -> None:
@@ -93,14 +96,56 @@ def move_offset(stage: Stage) -> None:
 
 
 def kill_consumers(stage: Stage) -> None:
-    """Each of these messages kills a worker of billing between its effect and its commit."""
-    killed = stage.groups["billing"].killed
-    ids = stage.producers["shop_b"].make("orders", KILLED, headers={KILL_HEADER: "billing"}, tell=True)
-    wait_for(
-        "The death of consumers", lambda: stage.groups["billing"].killed >= killed + KILLED, RUN_SECONDS,
-        lambda: f"{stage.groups['billing'].killed - killed} of {KILLED} died",
-    )  # fmt: skip
-    stage.done("billing", [("orders", message_id) for message_id in ids], RUN_SECONDS)
+    """Each of these messages kills a worker: of billing between its effect and its commit, of shipping before any effect.
+
+    What is left of it is its lease. The broker delivers the message again, and whoever has it waits for the end of the lease.
+    """
+    before = {name: group.killed for name, group in stage.groups.items()}
+    ordered: dict[str, list[Key]] = {}
+
+    def died() -> dict[str, int]:
+        return {name: group.killed - before[name] for name, group in stage.groups.items()}
+
+    for group, fault in (("billing", KILLED), ("shipping", LEASE_KILLED)):
+        ids = stage.producers["shop_b"].make("orders", KILLS, headers={HEADERS[fault]: group}, tell=True)
+        ordered[group] = [("orders", message_id) for message_id in ids]
+    wait_for("The death of workers", lambda: min(died().values()) >= KILLS, RUN_SECONDS, lambda: f"{died()} of {KILLS} each")
+    for group, keys in ordered.items():
+        stage.done(group, keys, RUN_SECONDS)
+
+
+def wake_up_late(stage: Stage) -> None:
+    """A worker of each group stands still in the middle of its work, until another one has done it; then it goes on."""
+    late: dict[str, list[Key]] = {}
+    for group in stage.groups:
+        ids = stage.producers["shop_b"].make("orders", 1, headers={HEADERS[WOKEN_LATE]: group}, tell=True)
+        late[group] = [("orders", message_id) for message_id in ids]
+    wait_for("Workers that stand still", lambda: len(stage.ledger.lines(WOKEN_LATE)) == len(late), RUN_SECONDS, str)
+    for group, keys in late.items():
+        stage.done(group, keys, RUN_SECONDS)
+        stage.groups[group].resume()
+
+    def awake() -> int:
+        return sum(WOKE_UP in line["detail"] for line in stage.ledger.lines(WOKEN_LATE))
+
+    wait_for("Late workers that go on", lambda: awake() == len(late), RUN_SECONDS, lambda: f"{awake()} of {len(late)}")
+
+
+def empty_the_leases(stage: Stage) -> None:
+    """Redis forgets every lease and every end while both groups work; done messages come again, and only the database knows."""
+    ids = stage.producers["shop_a"].make("orders", FLUSHED, tell=True)
+    keys: list[Key] = [("orders", message_id) for message_id in ids]
+    stage.drained(DRAIN_SECONDS)
+    for group in stage.groups.values():
+        group.pause()
+    stage.producers["shop_a"].make("orders", BURST)
+    stage.ledger.append("leases_flushed", keys)
+    for group in stage.groups.values():
+        group.resume()
+    for url in set(stage.leases.values()):
+        flush_leases(url)
+    for name in stage.groups:
+        stage.broker_faults.deliver_again("orders", name, keys)
 
 
 def break_rows(stage: Stage) -> None:

@@ -12,6 +12,8 @@ from time import monotonic
 from typing import Any
 
 from backstop.config.load import load
+from backstop.config.settings import GroupSettings
+from backstop.errors import ConfigurationError
 from backstop.local.faults import BrokerFaults, change
 from backstop.local.ledger import Key, Ledger
 from backstop.local.platform import Platform
@@ -22,6 +24,17 @@ from backstop.named_sql import load as load_sql
 
 _SQL = load_sql("backstop.local", "business.sql")
 BROKER = "embedded"
+
+
+def lease_redis(group: GroupSettings) -> str:
+    """The connection of the Redis in front of a group's leases. ConfigurationError when there is none."""
+    if group.leases is None:
+        raise ConfigurationError(
+            "A group of the demo has no Redis in front of its leases.",
+            kept="Nothing was started.",
+            next_step="Give each group `leases: {redis: backstop_leases}` in backstop.yaml.",
+        )
+    return group.leases.redis
 
 
 class Stage:
@@ -44,6 +57,7 @@ class Stage:
             group: self.urls[self.settings.consumers[settings.store].connection]
             for group, settings in self.settings.groups.items()
         }
+        self.leases = {group: self.urls[lease_redis(settings)] for group, settings in self.settings.groups.items()}
         self.topics = {topic: list(self.settings.groups_of(topic)) for topic in self.settings.topics}
         self.control = self.urls[self.settings.control]
         self.producers = {
@@ -61,6 +75,7 @@ class Stage:
                     **shared,
                     "database": url,
                     "broker": consumers_broker,
+                    "leases": self.leases[group],
                     "topics": list(self.settings.topics_of(group)),
                 },
                 processes,

@@ -1,7 +1,6 @@
 """One worker of a consumer group of the demo: does its work in the transaction that completes the log.
 
-A message with the header `demo-kill` that names the group kills the first worker that has it in hand, after
-the effect and before the commit.
+Redis is in front of its leases. What a message may order to befall it stands in `mishap.py`.
 """
 
 from __future__ import annotations
@@ -20,23 +19,25 @@ import psycopg2
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Consumer, Work, run_until_signal
+from backstop.leases.front import Front
+from backstop.leases.redis_exchange import RedisExchange
 from backstop.local.ledger import Ledger
+from backstop.local.mishap import Mishaps
 from backstop.local.traffic_producer import broker_options
 from backstop.named_sql import load
 from backstop.records import Message
 
 _SQL = load("backstop.local", "business.sql")
-KILL_HEADER = "demo-kill"
-KILLED = "consumer_killed"
 
 
 class Handler:
     """Writes one effect row for each message that it is given."""
 
-    def __init__(self, group: str, worker: str, ledger: Ledger) -> None:
-        self._group, self._worker, self._ledger = group, worker, ledger
+    def __init__(self, group: str, worker: str, mishaps: Mishaps) -> None:
+        self._group, self._worker, self._mishaps = group, worker, mishaps
 
     def __call__(self, connection: Any, message: Message, work: Work) -> None:
+        self._mishaps.before_the_effect(message, work)
         with connection.cursor() as cursor:
             cursor.execute(
                 _SQL["work_done"],
@@ -46,9 +47,7 @@ class Handler:
                     "amount": json.loads(message.content)["amount"], "fence": work.fence,
                 },
             )  # fmt: skip
-        if message.headers.get(KILL_HEADER) == self._group and message.key not in self._ledger.keys(KILLED):
-            self._ledger.append(KILLED, [message.key], consumer_group=self._group)
-            os.kill(os.getpid(), signal.SIGKILL)
+        self._mishaps.before_the_commit(message, work)
 
 
 def end_with_owner(owner: int) -> None:
@@ -62,15 +61,18 @@ def main(arguments: list[str]) -> int:
     places = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     threading.Thread(target=end_with_owner, args=(places["owner"],), daemon=True).start()
     group, worker = places["group"], places["worker"]
+    lease, retry_after = (timedelta(seconds=places["policy"][name]) for name in ("lease", "retry_after"))
+    orders = Path(places["orders"]) if "orders" in places else None
     with RedisStreams(places["broker"], **broker_options(places)) as broker:
         subscription = broker.subscribe(group, places["topics"], worker)
         consumer = Consumer(
             subscription,
             lambda: psycopg2.connect(places["database"], connect_timeout=10),
             group,
-            Handler(group, worker, Ledger(Path(places["ledger"]))),
-            lease=timedelta(seconds=places["policy"]["lease"]),
-            retry_after=timedelta(seconds=places["policy"]["retry_after"]),
+            Handler(group, worker, Mishaps(group, worker, Ledger(Path(places["ledger"])), orders)),
+            redis=Front(RedisExchange(places["leases"]), group, lease=lease, retry_after=retry_after, owner_host=worker),
+            lease=lease,
+            retry_after=retry_after,
             owner_host=worker,
         )
         counts = run_until_signal(consumer, stop_within=timedelta(seconds=10))

@@ -183,6 +183,27 @@ def check_logs(books: Any, problems: Any) -> None:
             problems.add("effect without its consumed log", group, *key)
 
 
+def check_leases(books: Any, places: dict[str, Any], ledger: dict[str, list[dict[str, Any]]], problems: Any) -> dict[str, int]:
+    """What counts is what the last holder of a lease did, and nobody's lease is left behind."""
+    demo.check_leases(books, problems)
+    for group, dsn in places["groups"].items():
+        ended = demo.rows(
+            dsn, "SELECT topic, message_id, fence FROM consumer_log WHERE consumer_group = %s AND state = 'CONSUMED'", (group,)
+        )
+        for topic, message_id, fence in ended:
+            if any(of_effect != fence for of_effect in books.fences[group].get((topic, message_id), [])):
+                problems.add("effect of a lease that was lost", group, topic, message_id)
+    late = ledger.get("worker_woken_late", [])
+    stood = {(line["topic"], line["message_id"], line["consumer_group"]) for line in late}
+    return {
+        "killed_holding": len(ledger.get("lease_killed", [])),
+        "stood_still": len(stood),
+        "woken_in_vain": sum(demo.woken_in_vain(books, late, (topic, mid), group) for topic, mid, group in stood),
+        "again_after_a_flush": len(ledger.get("leases_flushed", [])),
+        "stopped_by_the_database": sum(map(len, books.stopped.values())),
+    }
+
+
 def check(places: dict[str, Any], ledger: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Everything that must hold, with the numbers behind it; `ok` is true when nothing is wrong."""
     books = demo.read_books(places, ledger)
@@ -198,6 +219,7 @@ def check(places: dict[str, Any], ledger: dict[str, list[dict[str, Any]]]) -> di
         "verdicts": demo.count_final(books, topics, problems),
         "copies": check_copies(streams, books.stubs, attempts, places, problems),
         "resends": check_resends(streams, attempts, lost, topics, books.summary, problems),
+        "leases": check_leases(books, places, ledger, problems),
         "cases": books.summary["cases"],
         "requests": books.summary["requests"],
         "data_checks": books.summary["data_checks"],

@@ -70,6 +70,12 @@ class Kept:
                 signal_if_there(one, signal.SIGCONT)
             self.frozen = []
 
+    def wake(self) -> None:
+        """It goes on when it has stopped itself."""
+        with self.turn:
+            if self.pid is not None:
+                signal_if_there(self.pid, signal.SIGCONT)
+
     def stop(self) -> None:
         with self.turn:
             self.held = True

@@ -15,10 +15,10 @@ CONSUMERS = ("billing-1", "billing-2", "shipping-1", "shipping-2")
 DUTIES = ("reconcile", "resend")
 PROCESSES = (*PRODUCERS, *CONSUMERS, *DUTIES)
 DATABASES = ("control", "shops", "billing", "shipping")
-SERVERS = (*DATABASES, "broker")
+SERVERS = (*DATABASES, "broker", "leases")
 LINKS = (
     "producers to shops", "producers to broker",
-    "billing to billing", "shipping to shipping", "consumers to broker",
+    "billing to billing", "shipping to shipping", "consumers to broker", "consumers to leases",
     "duties to control", "duties to shops", "duties to billing", "duties to shipping", "duties to broker",
 )  # fmt: skip
 DISKS = ("billing", "broker")
@@ -61,6 +61,9 @@ KINDS = {
     "kill_process": Kind(PROCESSES, 0.2, 3.0, weight=3),
     # A process that stands still beyond its lease, its claim or its heartbeat, and wakes up late.
     "freeze_process": Kind(PROCESSES, 2.0, 12.0, weight=3),
+    # In the middle of its work: dead with a lease in hand and nothing done; still until somebody else has done it.
+    "kill_holding": Kind(CONSUMERS, 1.0, 3.0),
+    "wake_late": Kind(CONSUMERS, 8.0, 14.0),
     # A power cut, or an operator in a hurry; `one_backend`: PostgreSQL throws everybody out and recovers.
     "kill_server": Kind(SERVERS, 0.3, 5.0, weight=2),
     "kill_backend": Kind(DATABASES, 0.0, 0.0),
@@ -71,6 +74,8 @@ KINDS = {
     "skew_clock": Kind(SERVERS, 4.0, 14.0, ("-25", "-6", "-1.5", "1.5", "6", "25"), weight=2),
     "fill_disk": Kind(DISKS, 2.0, 7.0),
     "run_twice": Kind(DUTIES, 3.0, 10.0, ("side by side", "taken over"), weight=2),
+    # Redis forgets every lease and every end, and what was done a moment ago is delivered again.
+    "flush_leases": Kind(("leases",), 0.0, 0.0),
     # What a broker's own loss looks like: acknowledged, not delivered to anybody, gone.
     "lose_messages": Kind(("broker",), 1.0, 2.0),
 }

@@ -1,4 +1,4 @@
-"""The servers of a run under fire: each database role and the broker by itself, each with a clock and a disk of its own.
+"""The servers of a run under fire: each database role, the broker and the leases' Redis, each with a clock and a disk of its own.
 
 A clock is moved by libfaketime (a wheel brings it), without touching the machine's; a small disk is a tmpfs under the run's
 own folder, which needs root.
@@ -44,8 +44,9 @@ class Server:
             "FAKETIME_DONT_FAKE_MONOTONIC=1",
         )  # fmt: skip
         self.program: Postgres | Valkey = (
-            Valkey(self.directory, wrap=wrap) if name == "broker" else Postgres(self.directory, wrap=wrap)
-        )
+            Postgres(self.directory, wrap=wrap) if name in DATABASES
+            else Valkey(self.directory, durable=name != "leases", wrap=wrap)
+        )  # fmt: skip
         self.wanted = False
         """Whether somebody who keeps servers running should start it when it is down."""
 

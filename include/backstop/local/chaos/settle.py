@@ -28,6 +28,7 @@ def heal(stage: Stage) -> None:
             server.wanted = True
     for kept in stage.processes.values():
         kept.thaw()
+        kept.wake()
         kept.held = False
 
 

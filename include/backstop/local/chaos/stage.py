@@ -74,6 +74,8 @@ class Stage:
         self.proxy = Proxy()
         self.processes: dict[str, Kept] = {}
         self.config = folder / "backstop.yaml"
+        self.orders = folder / "orders"
+        """Where a fault is ordered that a worker has to meet in the middle of its handler (mishap.py)."""
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._server_turns = {name: threading.RLock() for name in SERVERS}
@@ -96,7 +98,7 @@ class Stage:
                 program.create_database(database)
         homes = databases()
         self.urls = {database: self.servers[server].url(database) for database, server in homes.items()}
-        self.broker_url = self.servers["broker"].url("")
+        self.broker_url, self.leases_url = self.servers["broker"].url(""), self.servers["leases"].url("")
         prepare(
             self.settings,
             {**{ref: self.urls[database] for ref, database in CONNECTIONS.items()}, "backstop_broker": self.broker_url},
@@ -156,6 +158,7 @@ class Stage:
     def _make_processes(self) -> None:
         folder = self.folder / "processes"
         folder.mkdir(parents=True, exist_ok=True)
+        self.orders.mkdir(exist_ok=True)
         policy = self.settings.policy_for(None)
         named = ("first_check", "attempt_timeout", "max_send_duration", "lease", "retry_after")
         shared = {
@@ -178,6 +181,7 @@ class Stage:
                 **shared, "group": group, "worker": worker,
                 "database": self.through(f"{group} to {group}", self.urls[group]),
                 "broker": self.through("consumers to broker", self.broker_url),
+                "leases": self.through("consumers to leases", self.leases_url), "orders": str(self.orders),
             })  # fmt: skip
         self.add("reconcile", "backstop.local.chaos.duty", self.duty("reconcile"))
         for name in ("resend", STANDBY):
@@ -196,6 +200,7 @@ class Stage:
             ref: self.through(f"duties to {homes[database]}", self.urls[database]) for ref, database in CONNECTIONS.items()
         }
         connections["backstop_broker"] = self.through("duties to broker", self.broker_url)
+        connections["backstop_leases"] = self.leases_url
         return {
             "duty": duty, "config": str(self.config), "docs": str(self.folder / "data-docs"), "connections": connections,
             "dead_after": dead_after, "every": self._every.get(duty, 1.0),

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import psycopg2
 import redis
 
 from backstop.errors import BackstopError
 from backstop.local.chaos.schedule import CONSUMERS, Fault
 from backstop.local.chaos.servers import signal_if_there
 from backstop.local.chaos.stage import Stage
+from backstop.local.faults import change
+from backstop.local.faults import flush_leases as flush_leases_of
+from backstop.local.mishap import LEASE_KILLED, WOKEN_LATE, order
 
 LOST_AT_MOST = 4
+AGAIN_AT_MOST = 3
+"""Messages of each queue that come again after a flush."""
+LOOK_SECONDS = 0.05
+TAKEN_SECONDS = 5.0
+"""A worker that has taken an order says so in the ledger within that time, or it was killed before it could."""
 UP_SECONDS = 60.0
 _SECOND = {"side by side": signal.SIGUSR2, "taken over": signal.SIGUSR1}
 
@@ -131,8 +142,81 @@ def lose_messages(stage: Stage, fault: Fault, over: threading.Event, facts: dict
     facts["done"] = bool(facts.get("lost"))
 
 
+def kill_holding(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    """It kills itself at its next message: the lease is committed, and nothing else of the work is there."""
+    facts["done"] = meet(stage, fault, over, LEASE_KILLED) is not None
+
+
+def wake_late(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    """It stands still between its effect and its commit until another worker has done that message, and then goes on."""
+    ends = monotonic() + fault.seconds
+    met = meet(stage, fault, over, WOKEN_LATE)
+    try:
+        taken_over = False
+        while met and not taken_over and monotonic() < ends and not over.wait(LOOK_SECONDS):
+            taken_over = is_done(stage, fault.victim.partition("-")[0], met)
+    finally:
+        stage.processes[fault.victim].wake()
+    facts["done"] = taken_over
+
+
+def meet(stage: Stage, fault: Fault, over: threading.Event, mishap: str) -> dict[str, Any] | None:
+    """Orders it and waits until the worker met it at a message: that line of the ledger. None: it had none in time."""
+    says = f"{fault.victim} "
+
+    def met() -> list[dict[str, Any]]:
+        return [line for line in stage.ledger.lines(mishap) if line["detail"].startswith(says)]
+
+    before, ends = len(met()), monotonic() + fault.seconds
+    file = order(stage.orders, fault.victim, mishap)
+    file.touch()
+    while len(met()) == before and monotonic() < ends + TAKEN_SECONDS:
+        over.wait(LOOK_SECONDS)
+        if (over.is_set() or monotonic() > ends) and withdrawn(file):
+            return None
+    return next(iter(met()[before:]), None)
+
+
+def withdrawn(order: Path) -> bool:
+    """Whether nobody had taken it."""
+    try:
+        order.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def is_done(stage: Stage, group: str, line: dict[str, Any]) -> bool:
+    try:
+        done = change(
+            stage.urls[group], "SELECT 1 FROM effect WHERE consumer_group = %s AND topic = %s AND message_id = %s",
+            (group, line["topic"], line["message_id"]),
+        )  # fmt: skip
+    except psycopg2.Error:
+        return False  # the database is down at this moment: nobody can say so
+    return bool(done)
+
+
+def flush_leases(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+    """Emptied under way, and the newest messages that are done come again: only the database knows that they are."""
+    try:
+        again = {
+            (topic, group): stage.broker_faults.newest_done(topic, group, AGAIN_AT_MOST)
+            for topic in stage.settings.topics for group in stage.settings.groups_of(topic)
+        }  # fmt: skip
+        facts["keys"] = flush_leases_of(stage.leases_url)
+        for (topic, group), keys in again.items():
+            stage.ledger.append("leases_flushed", keys, consumer_group=group)
+            stage.broker_faults.deliver_again(topic, group, keys)
+        facts["again"] = sum(map(len, again.values()))
+    except redis.RedisError as error:
+        facts["says"] = str(error)  # one of the two servers is down at this moment
+    facts["done"] = bool(facts.get("again"))
+
+
 _KINDS = {
     "kill_process": kill_process, "freeze_process": freeze_process, "kill_server": kill_server, "stop_server": stop_server,
     "kill_backend": kill_backend, "freeze_server": freeze_server, "cut_link": cut_link, "skew_clock": skew_clock,
-    "fill_disk": fill_disk, "run_twice": run_twice, "lose_messages": lose_messages,
+    "fill_disk": fill_disk, "run_twice": run_twice, "lose_messages": lose_messages, "kill_holding": kill_holding,
+    "wake_late": wake_late, "flush_leases": flush_leases,
 }  # fmt: skip
