@@ -57,7 +57,7 @@ class MysqlRecords:
         if connection is not None and connection.open:
             connection.close()
 
-    def pages(self, place: str, size: int) -> Iterator[Page]:
+    def pages(self, place: str, size: int, *, only_stuck: bool = False) -> Iterator[Page]:
         """Pages of so many rows that may be stuck at most, and of PAGE rows walked past at most: the server does that."""
         first, tag, message_id = _read_place(place)
         start = self._topics.index(first) if first in self._topics else 0

@@ -34,8 +34,8 @@ class Page:
 class Records(Protocol):
     """One store. Every method raises StoreUnavailable when it does not answer."""
 
-    def pages(self, place: str, size: int) -> Iterator[Page]:
-        """The store from `place` to its end, about `size` records a page."""
+    def pages(self, place: str, size: int, *, only_stuck: bool = False) -> Iterator[Page]:
+        """The store from `place` to its end, about `size` records a page; `only_stuck` leaves out what time does not free."""
         ...
 
     def apply(self, decision: Decision, seen: Sequence[Seen], counts: Counts) -> None:

@@ -1,6 +1,7 @@
-"""Another program's records in Redis: strings without expiry under a pattern, found by SCAN, changed by one Lua script.
+"""Another program's records in Redis: strings without expiry under a pattern, found by SCAN, looked at and
+changed by Lua scripts.
 
-Nothing is touched by looking: PTTL, OBJECT and TYPE do not touch, and GET is sent only over a connection whose server agreed
+Nothing is touched by looking: PTTL, OBJECT and TYPE do not touch, and GET is used only over a connection whose server agreed
 not to count it (CLIENT NO-TOUCH, Redis 7.2). So the time for which nobody touched a key is the other program's.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha1
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from backstop.errors import StoreUnavailable
@@ -27,9 +29,23 @@ CONSUMING, CONSUMED = b"CONSUMING", b"CONSUMED"
 """What RocketMQDedupListener writes."""
 SECONDS = 10.0
 """The limit of one answer; a page takes milliseconds."""
-_SETTLE = (files("backstop.sweep.foreign") / "lua" / "settle.lua").read_text(encoding="utf-8")
-_OWN = 1
-"""The reference count of a value that belongs to one key."""
+AT_ONCE = 1_000
+"""Keys that one script looks at or changes: the server is held up for milliseconds."""
+
+
+class _Script(NamedTuple):
+    """A Lua script of the folder `lua`; its first lines say what its KEYS and ARGV are."""
+
+    text: str
+    sha: str
+
+
+def _load(name: str) -> _Script:
+    text = (files("backstop.sweep.foreign") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+    return _Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+_LOOK, _SETTLE = _load("look"), _load("settle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,71 +69,57 @@ class RedisRecords:
         self._untouched = -int(-untouched_for.total_seconds() // 1)
         self._keep = max(1, round(keep.total_seconds() * 1000))
         self._no_touch = False
-        self._client = redis.Redis(
-            connection_pool=redis.ConnectionPool.from_url(
-                url,
-                max_connections=1,
-                socket_connect_timeout=seconds,
-                socket_timeout=seconds,
-                retry=Retry(NoBackoff(), 0),
-                health_check_interval=0,
-                protocol=2,
-                decode_responses=False,
-                redis_connect_func=self._connected,
-            )
+        self._pool = redis.ConnectionPool.from_url(
+            url,
+            max_connections=1,
+            socket_connect_timeout=seconds,
+            socket_timeout=seconds,
+            retry=Retry(NoBackoff(), 0),
+            health_check_interval=0,
+            protocol=2,
+            decode_responses=False,
+            redis_connect_func=self._connected,
         )
+        self._client: Any = redis.Redis(connection_pool=self._pool)
 
     def __repr__(self) -> str:
         return f"RedisRecords({self._name})"
 
     def close(self) -> None:
-        self._client.connection_pool.disconnect()
+        self._pool.disconnect()
 
-    def pages(self, place: str, size: int) -> Iterator[Page]:
-        cursor = int(place) if place.isdigit() else 0
+    def pages(self, place: str, size: int, *, only_stuck: bool = False) -> Iterator[Page]:
+        cursor = place if place.isdigit() else "0"
         while True:
-            cursor, keys = self._ask(("SCAN", cursor, "MATCH", self._keys.glob, "COUNT", size, "TYPE", "string"))[0]
-            cursor = int(cursor)
-            yield Page(str(cursor or ""), size, self._look(list(dict.fromkeys(keys))))
-            if cursor == 0:
+            self._connect()
+            reads_value = self._keys.says_state and self._no_touch
+            step = iter(self._run(
+                _LOOK, (), cursor, self._keys.glob, min(size, AT_ONCE), "1" if reads_value else "0",
+                self._untouched if only_stuck else 0,
+            ))  # fmt: skip
+            cursor = next(step).decode()
+            found = zip(step, step, step, strict=True)
+            seen = [self._seen(key, idle, value if reads_value else None) for key, idle, value in found]
+            yield Page("" if cursor == "0" else cursor, size, seen)
+            if cursor == "0":
                 return
 
     def apply(self, decision: Decision, seen: Sequence[Seen], counts: Counts) -> None:
         says_state = self._keys.says_state
-        (sha,) = self._ask(("SCRIPT", "LOAD", _SETTLE))
-        answers = self._ask(*(
-            (
-                "EVALSHA", sha, 1, one.handle, decision.value,
-                CONSUMING if says_state else b"",
-                self._untouched if decision is Decision.RECLAIM else b"",
-                CONSUMED if says_state else b"",
-                self._keep,
-            )
-            for one in seen
-        ))  # fmt: skip
-        for one, (what, *value) in zip(seen, answers, strict=True):
-            counts.add(_outcome(decision, one, what, value))
+        arguments = (
+            decision.value,
+            CONSUMING if says_state else b"",
+            self._untouched if decision is Decision.RECLAIM else b"",
+            CONSUMED if says_state else b"",
+            self._keep,
+        )
+        for start in range(0, len(seen), AT_ONCE):
+            part = seen[start : start + AT_ONCE]
+            answers = self._run(_SETTLE, [one.handle for one in part], *arguments)
+            for one, answer in zip(part, answers, strict=True):
+                counts.add(_outcome(decision, one, answer))
 
-    def _look(self, keys: Sequence[bytes]) -> list[Seen]:
-        """Those of these keys that have no expiry; what vanished or expires by itself is not stuck."""
-        ends = self._ask(*(("PTTL", key) for key in keys))
-        forever = [key for key, end in zip(keys, ends, strict=True) if end == -1]
-        reads_value = self._keys.says_state and self._no_touch
-        questions: list[tuple[Any, ...]] = []
-        for key in forever:
-            questions += [("OBJECT", "IDLETIME", key), ("OBJECT", "REFCOUNT", key)]
-            questions += [("GET", key)] if reads_value else []
-        answers = self._ask(*questions)
-        width = 3 if reads_value else 2
-        found = []
-        for index, key in enumerate(forever):
-            idle, owners, *value = answers[index * width : (index + 1) * width]
-            if owners is None or (reads_value and value == [None]):
-                continue  # it vanished in between
-            found.append(self._seen(key, idle, owners, value[0] if value else None))
-        return found
-
-    def _seen(self, key: bytes, idle: object, owners: object, value: bytes | None) -> Seen:
+    def _seen(self, key: bytes, idle: int, value: bytes | None) -> Seen:
         try:
             text = key.decode()
         except UnicodeDecodeError:
@@ -126,27 +128,39 @@ class RedisRecords:
         if not readings or value not in (None, CONSUMING, CONSUMED):
             return Seen(text, None, key)
         held = Held.UNSAID if value is None else Held(value.decode())
-        # Small numbers are shared between all keys that hold one: their idle time is not this key's.
-        untouched = idle >= self._untouched if isinstance(idle, int) and owners == _OWN else None
+        untouched = None if idle < 0 else idle >= self._untouched
         return Seen(text, Record(readings, held, Expiry.NEVER, untouched), key)
 
-    def _ask(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """One answer a command; a server that keeps no idle times answers null for them. Raises StoreUnavailable."""
-        if not commands:
-            return []
-        pipe: Any = self._client.pipeline(transaction=False)
-        for command in commands:
-            pipe.execute_command(*command)
+    def _run(self, script: _Script, keys: Sequence[bytes], *arguments: object) -> list[Any]:
+        """A script's answer. Raises StoreUnavailable."""
         try:
-            answers: list[Any] = pipe.execute(raise_on_error=False)
+            answer: list[Any] = self._command("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        except NoScriptError:  # a server that restarted or failed over forgot it, and ran nothing
+            self._ask("SCRIPT", "LOAD", script.text)
+            answer = self._ask("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        return answer
+
+    def _connect(self) -> None:
+        """Open, so that it is known whether values may be read. Raises StoreUnavailable."""
+        try:
+            self._pool.release(self._pool.get_connection())
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from None
-        for index, answer in enumerate(answers):
-            if isinstance(answer, ResponseError) and "LFU" in str(answer):
-                answers[index] = None
-            elif isinstance(answer, Exception):
-                raise self._unavailable(answer) from None
-        return answers
+
+    def _ask(self, *command: object) -> Any:
+        """An answer. Raises StoreUnavailable."""
+        try:
+            return self._command(*command)
+        except NoScriptError as error:
+            raise self._unavailable(error) from None
+
+    def _command(self, *command: object) -> Any:
+        try:
+            return self._client.execute_command(*command)
+        except NoScriptError:
+            raise
+        except (RedisError, OSError) as error:
+            raise self._unavailable(error) from None
 
     def _connected(self, connection: Any) -> None:
         connection.on_connect()
@@ -159,7 +173,7 @@ class RedisRecords:
 
     def _unavailable(self, error: BaseException) -> StoreUnavailable:
         why = f"{type(error).__name__}: {error}"
-        password = self._client.connection_pool.connection_kwargs.get("password")
+        password = self._pool.connection_kwargs.get("password")
         if password:
             why = why.replace(str(password), "***")
         return StoreUnavailable(
@@ -169,10 +183,10 @@ class RedisRecords:
         )
 
 
-def _outcome(decision: Decision, seen: Seen, what: bytes, value: Sequence[bytes]) -> str:
-    if what == b"done":
+def _outcome(decision: Decision, seen: Seen, answer: bytes) -> str:
+    if answer == b"done":
         return decision.value
-    if what == b"moved_on" or (seen.record is not None and seen.record.held is not Held.UNSAID):
+    if answer == b"moved_on" or (seen.record is not None and seen.record.held is not Held.UNSAID):
         return "moved_on"
     # Its value was not read before: it turns out to say that the work is done, or something nobody knows.
-    return Decision.KEEP.value if list(value) == [CONSUMED] else "unreadable"
+    return Decision.KEEP.value if answer == b"=" + CONSUMED else "unreadable"

@@ -60,7 +60,7 @@ class SweptRecords:
 
     def count(self, at_most: int) -> int:
         found, end = 0, self.place
-        for _, page in self._pages(self.place, BATCH):
+        for _, page in self._pages(self.place, BATCH, only_stuck=True):
             end = page.place
             found += sum(1 for seen in page.seen if seen.record is not None and _looks_stuck(seen.record))
             if found >= at_most:
@@ -127,10 +127,10 @@ class SweptRecords:
     def _where(self) -> str:
         return self._left[0][1].begins if self._left else self._place
 
-    def _pages(self, place: str, size: int) -> Iterator[tuple[str, Page]]:
+    def _pages(self, place: str, size: int, *, only_stuck: bool = False) -> Iterator[tuple[str, Page]]:
         """Where it begins, and the page: pages up to `walk` records."""
         walked = 0
-        for page in self._records.pages(place, size):
+        for page in self._records.pages(place, size, only_stuck=only_stuck):
             yield place, page
             place = page.place
             walked += page.walked
