@@ -1,0 +1,500 @@
+"""Guard, sweep and three workers in any order, with crashes, late workers, late notes and lost Redis: one holder, one effect.
+
+Every step is the shipped code's own on real servers; a model beside it says what each answer must be. Leases are long and
+end because their end is moved, so that what happens does not hang on how fast this machine is. With one protection taken
+away the same machine must find it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from hashlib import sha1
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from backstop.client.lease_store import InDatabase, InRedis, LeaseStore
+from backstop.errors import LeaseLost
+from backstop.leases import guard, redis_guard
+from backstop.leases.front import Front
+from backstop.leases.lease import Acquired, Arrival, Begun, Busy, Done
+from backstop.leases.redis_exchange import RedisExchange, Script
+from backstop.leases.redis_guard import RedisGuard
+from backstop.leases.redis_records import read_record
+from backstop.stores import postgresql_leases
+from backstop.stores.postgresql_leases import PostgresLeases
+from backstop.sweep import redis_bucket
+from backstop.sweep.ask_log import GroupLog
+from backstop.sweep.redis_bucket import Bucket
+from backstop.sweep.sample_redis import Fronted, sample_redis
+from backstop.sweep.sweep_database import sweep_database
+from backstop.sweep.sweep_redis import sweep_bucket
+from backstop.sweep.tally import Tally
+from client_world import TOPIC, Database, postgres, valkey  # noqa: F401
+from guard_world import KINDS, A, GuardWorld
+
+LEASE, RETRY = timedelta(minutes=10), timedelta(seconds=10)
+DAY_MS = 86_400_000
+WORKERS, MESSAGES = 3, ("one", "two")
+SETTINGS = settings(
+    max_examples=80, stateful_step_count=40, derandomize=True, deadline=None, database=None,
+    suppress_health_check=list(HealthCheck), print_blob=False,
+)  # fmt: skip
+
+
+class LateFront(Front):
+    """A front whose worker may stand still between its commit and the note of it: the note comes later, or never."""
+
+    late = False
+    notes: list[Callable[[], None]]
+
+    def _note(self, state: bytes, kept: bytes, told: Any) -> None:
+        if self.late:
+            self.notes.append(lambda: Front._note(self, state, kept, told))
+        else:
+            super()._note(state, kept, told)
+
+
+class LateBucket(Bucket):
+    """A sweep that may stand still between its look and its change."""
+
+    def __init__(self, *given: Any, later: list[Callable[[], Any]] | None) -> None:
+        super().__init__(*given)
+        self._later = later
+
+    def settle(self, *given: Any, **named: Any) -> set[int]:
+        if self._later is None:
+            return super().settle(*given, **named)
+        self._later.append(lambda: Bucket.settle(self, *given, **named))
+        return set()
+
+
+class KeptDatabase(Database):
+    """One connection for all that a test looks at and moves: there are many thousand steps."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(dsn)
+        self.kept = self.connect()
+        self.kept.autocommit = True
+
+    def run(self, statement: str, values: Any = None) -> list[dict[str, Any]]:
+        with self.kept.cursor() as cursor:
+            cursor.execute(statement, values)
+            if cursor.description is None:
+                return []
+            names = [column.name for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+@dataclass
+class Stage:
+    """The servers, and connections that outlive an example."""
+
+    kind: str
+    database: KeptDatabase
+    url: str
+    groups: Iterator[int] = field(default_factory=count)
+    connections: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.exchange = RedisExchange(self.url)
+        self.sweepers = [PostgresLeases("consumer", self.database.dsn) for _ in range(2)]
+
+    def connect(self, name: Any) -> Any:
+        if name not in self.connections:
+            self.connections[name] = self.database.connect()
+        return self.connections[name]
+
+    def close(self) -> None:
+        self.exchange.close()
+        for leases in self.sweepers:
+            leases.close()
+        for connection in (*self.connections.values(), self.database.kept):
+            connection.close()
+
+
+@dataclass
+class Truth:
+    """What must be so of one message."""
+
+    owner: str | None = None
+    """The token of the last grant."""
+    alive: str | None = None
+    """The token whose lease runs."""
+    ended: bool = False
+    """Its last grant was failed, or completed."""
+    done: bool = False
+    fence: int = 0
+    effects: int = 0
+
+
+class GuardAndSweep(RuleBasedStateMachine):
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage, self.kind = stage, stage.kind
+        self.world = GuardWorld(stage.kind, stage.database, stage.url, f"g{next(stage.groups)}")
+        self.truth = {message: Truth() for message in MESSAGES}
+        self.handles: list[tuple[int, Acquired]] = []
+        self.later: list[Callable[[], Any]] = []
+        """Notes and changes of those who stand still."""
+        self.kept: dict[str, bytes] = {}
+        self.buckets = {self.world.keys.bucket_and_key(TOPIC, message)[0] for message in MESSAGES}
+        self.steps = 0
+        self.stores = [self._store(worker) for worker in range(WORKERS)]
+
+    def _store(self, worker: int) -> LeaseStore:
+        if self.kind == "redis":
+            return InRedis(RedisGuard(self.stage.exchange, self.world.group, lease=LEASE, retry_after=RETRY))
+        front = None
+        if self.kind == "front":
+            front = LateFront(self.stage.exchange, self.world.group, lease=LEASE, retry_after=RETRY)
+            front.notes = self.later
+        return InDatabase(
+            lambda: self.stage.connect(worker), self.world.group, lease=LEASE, retry_after=RETRY, owner_host=f"host-{worker}",
+            front=front,
+        )  # fmt: skip
+
+    # What workers do
+
+    @initialize()
+    def start(self) -> None:
+        self.world.redis.flushall()
+
+    @rule(worker=st.integers(0, WORKERS - 1), message=st.sampled_from(MESSAGES), resent=st.booleans(), late=st.booleans())
+    def begin(self, worker: int, message: str, resent: bool, late: bool) -> None:
+        """The broker delivers a copy; with `late` the worker stands still, or dies, before Redis is told."""
+        truth, text = self.truth[message], self._in_redis(message)
+        with self._standing_still(worker, late):
+            (begun,) = self.stores[worker].begin([Arrival(TOPIC, message, A, 1, None, resent)])
+        if isinstance(begun, Acquired):
+            assert truth.alive is None, "two holders"
+            assert not truth.done, "what is done is begun again"
+            assert begun.fence > truth.fence, "the fence did not grow"
+            truth.owner = truth.alive = begun.token
+            truth.fence, truth.ended = begun.fence, False
+            self.handles.append((worker, begun))
+        else:
+            self._check_refused(begun, truth, text)
+
+    def _check_refused(self, begun: Begun, truth: Truth, text: bytes) -> None:
+        if isinstance(begun, Done):
+            assert truth.done, "called done, and it is not"
+            return
+        assert isinstance(begun, Busy), begun
+        stands_in_front = self.kind == "front" and text[:1] == b"C" and read_record(text).ends > self._redis_now()
+        assert truth.alive or stands_in_front, "nobody is at work, and it is called busy"
+
+    @precondition(lambda self: self.handles)
+    @rule(
+        which=st.integers(0, 20), late=st.booleans(),
+        what=st.sampled_from(["complete", "complete", "complete", "die before the commit", "renew", "fail", "give back"]),
+    )  # fmt: skip
+    def work(self, which: int, what: str, late: bool) -> None:
+        """A worker that was once granted a lease goes on: in time, overtaken, or after its own end. Who never does is dead."""
+        worker, lease = self.handles[which % len(self.handles)]
+        truth = self.truth[lease.message_id]
+        is_owner = truth.owner == lease.token and not truth.ended
+        if what == "die before the commit":
+            self._die_before_the_commit(lease)
+            return
+        with self._standing_still(worker, late):
+            ended = self._act(self.stores[worker], lease, what)
+        assert ended in (is_owner, None), f"{what}: taken from one who was overtaken, or not from the owner"
+        if is_owner:
+            truth.alive = lease.token if what == "renew" else None
+            truth.ended = what in ("complete", "fail")
+            truth.done = what == "complete"
+            truth.effects += what == "complete"
+
+    def _act(self, store: LeaseStore, lease: Acquired, what: str) -> bool | None:
+        """Whether it was the owner's to do; null: it does not say."""
+        try:
+            if what == "renew":
+                return lease in store.renew([lease])
+            if what == "give back":
+                return store.give_back([lease])
+            if what == "fail":
+                store.fail(lease, "it broke")
+            elif self.kind == "redis":
+                store.complete(lease)
+            else:
+                with store.completing(lease) as connection, connection.cursor() as cursor:  # type: ignore[attr-defined]
+                    self._effect(cursor, lease)
+        except LeaseLost:
+            return False
+        return True
+
+    def _die_before_the_commit(self, lease: Acquired) -> None:
+        """Everything is written, nothing committed."""
+        if self.kind == "redis":
+            return
+        connection = self.stage.connect("dying")
+        with connection.cursor() as cursor:
+            self._effect(cursor, lease)
+        guard.complete_many(connection, self.world.group, [lease])
+        connection.rollback()
+
+    # What happens to them
+
+    @rule(message=st.sampled_from(MESSAGES), where=st.sampled_from(["both", "database", "redis"]))
+    def lease_ends(self, message: str, where: str) -> None:
+        """At both clocks, or at one of them only: the two are not the same."""
+        if self.kind != "front":
+            where = "both"
+        if where == "redis":
+            self.world.end_in_redis(message)
+            return
+        if where == "database":
+            text = self._in_redis(message)
+            self.world.expire(message)
+            if text:
+                self._put(message, text)
+        else:
+            self.world.expire(message)
+        self.truth[message].alive = None
+
+    @precondition(lambda self: self.later)
+    @rule(which=st.integers(0, 20))
+    def wake_up(self, which: int) -> None:
+        """Who stood still goes on."""
+        self.later.pop(which % len(self.later))()
+
+    @precondition(lambda self: self.kind != "database")
+    @rule(message=st.sampled_from(MESSAGES), what=st.sampled_from(["evicted", "flushed", "remembered", "put back"]))
+    def redis_forgets(self, message: str, what: str) -> None:
+        """One record evicted; all, as by a flush or a failover to an empty replica; one as old as a replica that lagged."""
+        if what in ("remembered", "put back"):
+            self._redis_is_older(message, what == "put back")
+            return
+        if what == "flushed":
+            self.world.redis.flushall()
+        else:
+            self.world.redis.delete(self._key(message))
+        if self.kind == "redis":  # what it does not promise: from here on nobody has begun it
+            for name in MESSAGES if what == "flushed" else (message,):
+                self.truth[name] = Truth(fence=self.truth[name].fence)
+
+    def _redis_is_older(self, message: str, put_back: bool) -> None:
+        if self.kind == "redis":
+            return  # nor this
+        if put_back and message in self.kept:
+            self._put(message, self.kept[message])
+        elif text := self._in_redis(message):
+            self.kept[message] = text
+
+    @rule(late=st.booleans(), at_once=st.integers(1, 2))
+    def sweep(self, late: bool, at_once: int) -> None:
+        """`late`: it stands still between its look at Redis and its change. Two at once: in threads."""
+        beside = [threading.Thread(target=self._sweep, args=(late, 1)) for _ in range(at_once - 1)]
+        for thread in beside:
+            thread.start()
+        self._sweep(late)
+        for thread in beside:
+            thread.join()
+
+    def _sweep(self, late: bool = False, who: int = 0) -> None:
+        group, leases, tally = self.world.group, self.stage.sweepers[who], Tally()
+        if self.kind != "redis":
+            sweep_database(leases, "database", {group: 3600.0}, tally, limit=100, dry_run=False)
+        if self.kind != "database":
+            log = GroupLog(group, leases) if self.kind == "front" else None
+            for number in self.buckets:
+                bucket = LateBucket(self.stage.exchange, group, number, later=self.later if late else None)
+                sweep_bucket(bucket, "redis", log, tally, limit=6, dry_run=False, done_ms=DAY_MS)
+            if log:
+                sample_redis(self.stage.exchange, "redis", {group: Fronted(log, DAY_MS)}, "", tally, dry_run=False)
+        assert not tally.missed
+
+    # What must hold at every moment
+
+    @invariant()
+    def rows_are_as_they_must_be(self) -> None:
+        self.steps += 1
+        if self.kind == "redis":
+            for message, truth in self.truth.items():
+                text = self._in_redis(message)
+                record = read_record(text) if text else None
+                assert (record is not None and record.state == "D") == truth.done
+                if truth.alive:
+                    assert record is not None and (record.state, record.token) == ("C", truth.alive)
+            return
+        found = self._rows()
+        for message, truth in self.truth.items():
+            state, token, runs, effects = found.get(message, (None, None, False, 0))
+            assert effects == truth.effects <= 1, "done twice in effect, or not at all"
+            assert (state == "CONSUMED") == truth.done == (truth.effects == 1)
+            assert (token if runs else None) == truth.alive, "a lease that runs was taken back, or one that ended was not"
+
+    def _rows(self) -> dict[str, tuple[str, str, bool, int]]:
+        found = self.world.database.run(
+            "SELECT message_id, state, owner_token::text, state = 'CONSUMING' AND lease_expires_at > clock_timestamp() AS runs,"
+            " (SELECT count(*) FROM effect e WHERE e.message_id = l.message_id AND e.consumer_group = l.consumer_group)"
+            " FROM consumer_log l WHERE consumer_group = %s",
+            (self.world.group,),
+        )
+        return {row["message_id"]: tuple(row.values())[1:] for row in found}
+
+    def teardown(self) -> None:
+        """Everybody dies and time passes; with a sweep or without, each message is done or can be begun: none is stuck."""
+        try:
+            for message in MESSAGES:
+                self.world.expire(message)
+            if self.steps % 2:
+                self._sweep()
+            begun = self.stores[0].begin([Arrival(TOPIC, message, A) for message in MESSAGES])
+            for message, answer in zip(MESSAGES, begun, strict=True):
+                expected = Done if self.truth[message].done else Acquired
+                assert isinstance(answer, expected), f"{message} is stuck: {answer}"
+        finally:
+            self.world.redis.close()
+
+    # How
+
+    def _effect(self, cursor: Any, lease: Acquired) -> None:
+        cursor.execute("INSERT INTO effect VALUES (%s, %s, %s, %s)", (TOPIC, lease.message_id, lease.group, lease.fence))
+
+    def _standing_still(self, worker: int, late: bool) -> StandingStill:
+        store = self.stores[worker]
+        return StandingStill(store._front if isinstance(store, InDatabase) else None, late)
+
+    def _key(self, message: str) -> bytes:
+        return self.world.keys.bucket_and_key(TOPIC, message)[1]
+
+    def _in_redis(self, message: str) -> bytes:
+        return self.world.redis.get(self._key(message)) or b""
+
+    def _put(self, message: str, text: bytes) -> None:
+        bucket, key = self.world.keys.bucket_and_key(TOPIC, message)
+        self.world.redis.set(key, text, px=DAY_MS)
+        if text.startswith(b"C"):
+            self.world.redis.zadd(self.world.keys.expiry[bucket], {key: read_record(text).ends})
+        else:
+            self.world.redis.zrem(self.world.keys.expiry[bucket], key)
+
+    def _redis_now(self) -> int:
+        seconds, microseconds = self.world.redis.time()
+        return seconds * 1000 + microseconds // 1000
+
+
+class StandingStill:
+    """While it lasts, what a front is told is told later."""
+
+    def __init__(self, front: Any, late: bool) -> None:
+        self._front, self._late = front, late
+
+    def __enter__(self) -> None:
+        if self._front:
+            self._front.late = self._late
+
+    def __exit__(self, *error: object) -> None:
+        if self._front:
+            self._front.late = False
+
+
+@pytest.fixture
+def stages(postgres: Any, valkey: Any) -> Iterator[Callable[[str], Stage]]:
+    opened: list[Stage] = []
+
+    def stage(kind: str) -> Stage:
+        opened.append(Stage(kind, KeptDatabase(postgres.admin_dsn("consumer")), valkey.url()))
+        return opened[-1]
+
+    Database(postgres.admin_dsn("consumer")).run("ALTER DATABASE consumer SET synchronous_commit = off")
+    Database(postgres.admin_dsn("consumer")).run(
+        "TRUNCATE consumer_log, effect; CREATE INDEX IF NOT EXISTS effect_of ON effect (consumer_group)"
+    )
+    yield stage
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_is_one_holder_one_effect_and_nothing_stuck_whatever_happens(
+    stages: Callable[[str], Stage], kind: str
+) -> None:
+    stage = stages(kind)
+    run_state_machine_as_test(lambda: GuardAndSweep(stage), settings=SETTINGS)
+
+
+def without(module: Any, name: str, statement: str, *changes: tuple[str, str]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A named statement with something of it changed."""
+
+    def switch(patch: pytest.MonkeyPatch) -> None:
+        statements = dict(getattr(module, name))
+        for old, new in changes:
+            assert old in statements[statement], old
+            statements[statement] = statements[statement].replace(old, new)
+        patch.setattr(module, name, statements)
+
+    return switch
+
+
+def without_in_script(module: Any, name: str, script: str, old: str, new: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def switch(patch: pytest.MonkeyPatch) -> None:
+        changed = Script(script)
+        assert old in changed.text, old
+        changed.text = changed.text.replace(old, new)
+        changed.sha = sha1(changed.text.encode(), usedforsecurity=False).hexdigest().encode()
+        patch.setattr(module, name, changed)
+
+    return switch
+
+
+def done_for_everybody(patch: pytest.MonkeyPatch) -> None:
+    """A front that calls done what is held."""
+    plain = Front._read
+
+    def read(self: Front, text: bytes, arrival: Arrival, now: int) -> Any:
+        return Done() if text[:1] == b"C" else plain(self, text, arrival, now)
+
+    patch.setattr(Front, "_read", read)
+
+
+def sweep_of_all(patch: pytest.MonkeyPatch) -> None:
+    """It looks twice whether a lease has ended, at its choice and at its change: both are gone."""
+    for statement in ("expired", "reclaim"):
+        without(postgresql_leases, "_SQL", statement, ("l.lease_expires_at <= clock_timestamp()", "true"))(patch)
+
+
+OURS = "AND l.owner_token = g.token AND l.state IN ('CONSUMING', 'EXPIRED')"
+WEAKENED: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "complete without the token": ("database", without(
+        guard, "_SQL", "complete", (OURS, ""), ("l.message_id, l.owner_token\n", "l.message_id, g.token AS owner_token\n"),
+        ("AND l.owner_token = h.owner_token", ""), ("RETURNING l.owner_token", "RETURNING h.owner_token"),
+    )),
+    "begin without looking at the lease": ("database", without(
+        guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "true"))),
+    "begin of what is done": ("front", without(
+        guard, "_SQL", "begin", ("('FAILED', 'EXPIRED')", "('FAILED', 'EXPIRED', 'CONSUMED')"))),
+    "renew of what was failed": ("database", without(
+        guard, "_SQL", "renew", ("('CONSUMING', 'EXPIRED')", "('CONSUMING', 'EXPIRED', 'FAILED')"))),
+    "begin that never takes over": ("database", without(
+        guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "false"))),
+    "sweep of leases that run": ("database", sweep_of_all),
+    "done before it is": ("front", done_for_everybody),
+    "redis: begin without looking at the lease": ("redis", without_in_script(
+        redis_guard, "_BEGIN", "begin", "elseif left > 0", "elseif false")),
+    "redis: complete without the token": ("redis", without_in_script(
+        redis_guard, "_COMPLETE", "complete", "sub(record, 35, 66) ~= token", "false")),
+    "redis: a sweep that does not compare": ("redis", without_in_script(
+        redis_bucket, "_SETTLE", "settle", "if record ~= seen", "if false")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("weakness", WEAKENED)
+def test_with_one_protection_taken_away_the_machine_finds_it(
+    stages: Callable[[str], Stage], monkeypatch: pytest.MonkeyPatch, weakness: str
+) -> None:
+    kind, switch = WEAKENED[weakness]
+    switch(monkeypatch)
+    stage = stages(kind)
+    bounded = settings(SETTINGS, max_examples=300, phases=[Phase.generate], report_multiple_bugs=False)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(lambda: GuardAndSweep(stage), settings=bounded)
