@@ -328,7 +328,8 @@ def test_a_large_table_is_walked_in_steps_and_from_the_place_where_the_last_proc
         assert counts.get("looked", 0) <= 17
         place, calls = leases.place, calls + 1
         leases.close()
-    assert 12 < calls < 40
+        assert calls < 40
+    assert calls > 12
     # Every row that is stuck, in both topics and all tags; some twice, where a call's limit cut a page.
     assert set(log.asked) == {Key(topic, f"m-{n:04}") for topic in ("orders", "refunds") for n in range(0, 300, 3)}
 
