@@ -292,6 +292,22 @@ BROKEN: dict[str, tuple[str, Break]] = {
         "fault not dealt with",
         lambda w: w.sql("shipping", "UPDATE consumer_log SET duplicates_stopped = 0 WHERE message_id = 'flushed'"),
     ),
+    "a check of the data failed": (
+        "data check failed",
+        lambda w: w.sql(
+            "control",
+            "INSERT INTO data_check (run_id, suite, passed, expectations, failed)"
+            """ SELECT max(run_id), 'verdicts', false, 1, '[{"name": "adds_up"}]' FROM run""",
+        ),
+    ),
+    "the sweep met work that was done without a time, and nobody had broken it": (
+        "data check failed",
+        lambda w: w.sql(
+            "control",
+            "INSERT INTO data_check (run_id, suite, passed, expectations, failed)"
+            """ SELECT max(run_id), 'leases_before', false, 1, '[{"name": "done_has_a_time"}]' FROM run""",
+        ),
+    ),
     "a request is still open": (
         "resend request not closed",
         lambda w: w.sql(

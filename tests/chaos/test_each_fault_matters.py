@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from backstop.local.chaos.run import run_chaos
-from backstop.local.chaos.schedule import KINDS, Fault
+from backstop.local.chaos.schedule import DUTIES, KINDS, Fault
 from backstop.local.chaos.servers import can_mount
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
 
 WEAKENED = Path(__file__).with_name("weakened_child.py")
-DUTIES = ("reconcile", "resend")
 UNFINISHED = {"stuck", "stub unaccounted for", "delivery without a verdict"}
 """What a run without Backstop's duties cannot come to an end with; the rest holds without them."""
 

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -155,8 +156,10 @@ def test_a_redis_that_hangs_costs_one_time_limit_and_is_then_left_alone(known: G
     worker.drain_counts()
     guarding.freeze()
     assert 1.5 < busy_done_and_new(worker, "new-1") < 3.0, "its time limit of 2 s, once"
-    assert sum(busy_done_and_new(worker, f"later-{n}") for n in range(10)) < 1.0
-    assert worker.drain_counts() == {"front_away": 1, "front_asked": 33}
+    ends, more = time.monotonic() + 3, count()
+    while time.monotonic() < ends:  # longer than the time limit
+        assert busy_done_and_new(worker, f"later-{next(more)}") < 1.0
+    assert worker.drain_counts()["front_away"] == 1
     guarding.thaw()
 
 

@@ -51,6 +51,8 @@ class Books:
     seen: dict[Key, set[tuple[str, str, str]]] = field(default_factory=lambda: defaultdict(set))
     """key -> (group, verdict, reason) that some run decided; injected and unfinished messages only"""
     latest: dict[tuple[Key, str], str] = field(default_factory=dict)
+    failed_checks: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(suite, expectation) -> in how many runs it did not hold"""
     summary: dict[str, Any] = field(default_factory=dict)
 
 
@@ -148,6 +150,15 @@ def read_control(dsn: str, books: Books, ledger: Ledger) -> None:
     ):
         books.seen[topic, message_id].add((group, verdict, reason))
         books.latest[(topic, message_id), group] = verdict
+    books.failed_checks = Counter(
+        {
+            (suite, name): times
+            for suite, name, times in rows(
+                dsn,
+                "SELECT suite, f ->> 'name', count(*) FROM data_check CROSS JOIN jsonb_array_elements(failed) AS f GROUP BY 1, 2",
+            )
+        }
+    )
     books.summary = {
         "cases": [
             {
@@ -240,6 +251,14 @@ def check_effects(books: Books, topics: dict[str, list[str]], ledger: Ledger, pr
             "unexpected": len(unexpected),
         }
     return told
+
+
+def check_data_checks(books: Books, ledger: Ledger, problems: Problems) -> None:
+    """A check of the data fails when something was injected that it must see, and only then."""
+    timeless = any(line.get("detail") == "consumed without a time" for line in ledger.get("broken_rows", []))
+    for (suite, name), times in books.failed_checks.items():
+        if not (timeless and suite in ("leases_before", "leases_after") and name == "done_has_a_time"):
+            problems.add("data check failed", suite, name, times)
 
 
 def check_leases(books: Books, problems: Problems) -> None:
@@ -409,6 +428,7 @@ def check(places: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
     twice = keys_of(line for line in ledger.get("broken_rows", []) if line.get("detail") == "one id on two shards")
     check_promises(books, twice, problems)
     check_leases(books, problems)
+    check_data_checks(books, ledger, problems)
     told = {
         "effects": check_effects(books, topics, ledger, problems),
         "stubs": check_stubs(books, problems),

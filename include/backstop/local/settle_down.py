@@ -9,7 +9,7 @@ from backstop.local.faults import change
 from backstop.local.stage import Stage
 from backstop.local.wait_for import wait_for
 
-DUTIES = ("reconcile", "resend")
+DUTIES = ("reconcile", "resend", "sweep")
 
 
 def wait_until_quiet(stage: Stage, seconds: float) -> None:

@@ -26,8 +26,8 @@ SELECT place, goes_on FROM sweep_place;
 INSERT INTO sweep_place (place, goes_on) VALUES (%(place)s, %(goes_on)s)
 ON CONFLICT (place) DO UPDATE SET goes_on = excluded.goes_on, moved_at = clock_timestamp();
 
--- name: sampled_lately: whether a sample was compared within so many seconds
-SELECT EXISTS (SELECT 1 FROM run WHERE duty = 'sweep' AND state = 'done' AND counts ? 'sampled' AND NOT dry_run
+-- name: sampled_lately: whether a sample was compared within so many seconds; also by a run that failed, as it does when a check breaks
+SELECT EXISTS (SELECT 1 FROM run WHERE duty = 'sweep' AND state IN ('done', 'failed') AND counts ? 'sampled' AND NOT dry_run
     AND finished_at > clock_timestamp() - %(seconds)s::float8 * interval '1 second');
 
 -- name: leaks: who lost leases in several runs lately: a host of a group, or a group's handler of a topic over all hosts

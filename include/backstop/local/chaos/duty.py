@@ -106,7 +106,17 @@ def resend(settings: Settings, connections: Connections, docs: Path) -> Once:
     return lambda dead_after, topics: run_duty(settings, connections, scope=name_of(topics), dead_after=dead_after)
 
 
-DUTIES = {"reconcile": reconcile, "resend": resend}
+def sweep(settings: Settings, connections: Connections, docs: Path) -> Once:
+    from backstop.sweep.run_once import run_duty
+
+    # Where other duties are told one topic, a sweep is told one group.
+    one = list(settings.groups)[:1]
+    return lambda dead_after, topics: run_duty(
+        settings, connections, groups=None if topics is None else one, dead_after=dead_after
+    )
+
+
+DUTIES = {"reconcile": reconcile, "resend": resend, "sweep": sweep}
 
 
 def main(arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from backstop.local.accounting import machine
 from backstop.local.chaos.page import count_struck
-from backstop.local.chaos.schedule import KINDS, Fault, schedule
+from backstop.local.chaos.schedule import DUTIES, KINDS, Fault, schedule
 from backstop.local.chaos.servers import clear_leftovers
 from backstop.local.chaos.settle import heal, settle
 from backstop.local.chaos.stage import STANDBY, Command, Stage, plain
@@ -122,7 +122,7 @@ def run_checker(stage: Stage) -> dict[str, Any]:
 def facts(stage: Stage, planned: Sequence[Fault]) -> dict[str, Any]:
     """What was done to the system, and what its processes went through."""
     events = stage.record.events()
-    said = [line for duty in ("reconcile", "resend", STANDBY) for line in duty_lines(stage, duty)]
+    said = [line for duty in (*DUTIES, STANDBY) for line in duty_lines(stage, duty)]
     return {
         "struck": count_struck(planned, events),
         "ended": dict(Counter(

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 PRODUCERS = ("producer-shop_a", "producer-shop_b")
 CONSUMERS = ("billing-1", "billing-2", "shipping-1", "shipping-2")
-DUTIES = ("reconcile", "resend")
+DUTIES = ("reconcile", "resend", "sweep")
 PROCESSES = (*PRODUCERS, *CONSUMERS, *DUTIES)
 DATABASES = ("control", "shops", "billing", "shipping")
 SERVERS = (*DATABASES, "broker", "leases")
 LINKS = (
     "producers to shops", "producers to broker",
     "billing to billing", "shipping to shipping", "consumers to broker", "consumers to leases",
-    "duties to control", "duties to shops", "duties to billing", "duties to shipping", "duties to broker",
+    "duties to control", "duties to shops", "duties to billing", "duties to shipping", "duties to broker", "duties to leases",
 )  # fmt: skip
 DISKS = ("billing", "broker")
 QUIET_START = 6.0

@@ -40,7 +40,7 @@ MEMORY_SLOPE = 0.10
 LEAST_BYTES = 12 << 20
 RUN_TIME = 1.25
 """The median run of the last quarter may take so many times that of the first quarter after the warm-up."""
-OURS = ("producer-", "billing-", "shipping-", "reconcile", "resend")
+OURS = ("producer-", "billing-", "shipping-", "reconcile", "resend", "sweep")
 SIZES = (
     "SELECT c.relname, pg_total_relation_size(c.oid) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
     " WHERE c.relkind = 'r' AND n.nspname = 'public' AND pg_total_relation_size(c.oid) > 65536 ORDER BY 2 DESC"

@@ -18,7 +18,7 @@ from backstop.config.load import load
 from backstop.local.chaos.duty import READY
 from backstop.local.chaos.keep_running import Kept
 from backstop.local.chaos.record import Record
-from backstop.local.chaos.schedule import CONSUMERS, LINKS, SERVERS
+from backstop.local.chaos.schedule import CONSUMERS, DUTIES, LINKS, SERVERS
 from backstop.local.chaos.servers import HOLDS, databases, make_servers
 from backstop.local.chaos.tcp_proxy import Proxy
 from backstop.local.faults import BrokerFaults, change
@@ -117,7 +117,7 @@ class Stage:
             duty = "resend" if kept.name == STANDBY else kept.name
             if duty not in without and not kept.name.startswith("producer-"):
                 kept.start()
-        for duty in {"reconcile", "resend"}.difference(without):
+        for duty in set(DUTIES).difference(without):
             # A fault before that would hit nobody.
             last_lines = self.processes[duty].worker.last_lines
             wait_for(f"The start of {duty}", partial(self.ready, duty), READY_SECONDS, last_lines)
@@ -183,9 +183,8 @@ class Stage:
                 "broker": self.through("consumers to broker", self.broker_url),
                 "leases": self.through("consumers to leases", self.leases_url), "orders": str(self.orders),
             })  # fmt: skip
-        self.add("reconcile", "backstop.local.chaos.duty", self.duty("reconcile"))
-        for name in ("resend", STANDBY):
-            self.add(name, "backstop.local.chaos.duty", self.duty("resend"))
+        for name in (*DUTIES, STANDBY):
+            self.add(name, "backstop.local.chaos.duty", self.duty("resend" if name == STANDBY else name))
 
     def add(self, name: str, module: str, places: dict[str, Any]) -> Kept:
         folder = self.folder / "processes"
@@ -200,7 +199,7 @@ class Stage:
             ref: self.through(f"duties to {homes[database]}", self.urls[database]) for ref, database in CONNECTIONS.items()
         }
         connections["backstop_broker"] = self.through("duties to broker", self.broker_url)
-        connections["backstop_leases"] = self.leases_url
+        connections["backstop_leases"] = self.through("duties to leases", self.leases_url)
         return {
             "duty": duty, "config": str(self.config), "docs": str(self.folder / "data-docs"), "connections": connections,
             "dead_after": dead_after, "every": self._every.get(duty, 1.0),
@@ -249,6 +248,6 @@ class Stage:
 
     def stop_duties(self) -> None:
         """Between two runs: each finishes the one it is in."""
-        with ThreadPoolExecutor(3) as pool:
-            for stopped in [pool.submit(self.processes[name].stop) for name in ("reconcile", "resend", STANDBY)]:
+        with ThreadPoolExecutor(len(DUTIES) + 1) as pool:
+            for stopped in [pool.submit(self.processes[name].stop) for name in (*DUTIES, STANDBY)]:
                 stopped.result()
