@@ -133,10 +133,11 @@ def test_keys_that_the_program_would_not_write_are_counted_and_never_touched(key
     keys.put(LISTENER + "m-1", "WORKING")
     keys.put("MSGDEDUP:billing-app:invoices:m-2")
     keys.put(b"MSGDEDUP:billing-app:orders:\xff")
+    keys.put(LISTENER + "no log holds a\0")
     keys.put("MSGDEDUP:billing-app2:orders:m-3")
     keys.client.hset(LISTENER + "a hash", "field", "value")
     before = sorted(redis.Redis.from_url(keys.url).keys())
-    assert sweep(keys, "keys", done("m-1", "m-2", "m-3", "a hash")) == {"looked": 3, "unreadable": 3}
+    assert sweep(keys, "keys", done("m-1", "m-2", "m-3", "a hash")) == {"looked": 4, "unreadable": 4}
     assert sorted(redis.Redis.from_url(keys.url).keys()) == before
     assert keys.client.ttl(LISTENER + "m-1") == -1
 

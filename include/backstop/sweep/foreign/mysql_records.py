@@ -111,8 +111,9 @@ class MysqlRecords:
     def _seen(self, topic: str, row: tuple[Any, ...]) -> Seen:
         application, named, tag, message_id, status, expires = row
         text = f"{application} {named} {tag} {message_id}"
-        # The table compares without regard to case; the programs do not.
-        if (application, named, status) != (self._application, topic, "CONSUMING") or not message_id:
+        # The table compares without regard to case; the programs do not. No log can hold an id with a NUL.
+        odd = not message_id or "\0" in message_id
+        if odd or (application, named, status) != (self._application, topic, "CONSUMING"):
             return Seen(text, None, None)
         record = Record((Key(named, message_id),), Held.CONSUMING, Expiry.PAST, None)
         return Seen(text, record, (application, named, tag, message_id, expires))

@@ -124,7 +124,8 @@ class RedisRecords:
             text = key.decode()
         except UnicodeDecodeError:
             return Seen(repr(key), None, key)
-        readings = self._keys.read(text)
+        # No log can hold a NUL: asking about it would fail for the whole batch.
+        readings = self._keys.read(text) if "\0" not in text else ()
         if not readings or value not in (None, CONSUMING, CONSUMED):
             return Seen(text, None, key)
         held = Held.UNSAID if value is None else Held(value.decode())
