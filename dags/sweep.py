@@ -4,27 +4,30 @@ Takes back the leases that ended while nobody completed, renewed or released the
 database, and frees the stuck records of other programs. Counts first, every minute, in milliseconds: Spark and the checks start
 only when something ended (or a sample is due, once an hour).
 
-    open_run >> audit_before >> sweep (Spark) >> audit_after >> close_run
+    open_run >> [audit_before, sweep (Spark)] >> audit_after >> close_run
 
 What each task does, and what to do when it is red:
 
 - **open_run** opens the run and counts; with nothing ended all else is skipped. It also opens a case (`repeated_failure`) for
   messages that fail again and again, before the broker gives up on them. Red: another run is alive (wait for it), or a database
   or Redis is away (bring it back; the places that answered wait one minute longer).
-- **audit_before** checks what it met. Red: earlier sweeps did not do their work, or a log says CONSUMED without a time; the
-  sweep goes on all the same.
+- **audit_before** checks what open_run met and wrote down. Red: earlier sweeps did not do their work, or a log says CONSUMED
+  without a time; leases are taken back all the same.
 - **sweep** decides KEEP, REPAIR or RECLAIM for each lease, and settles by compare-and-set. Red: its log says what happened, what
   was not lost and what to do; the next run goes on.
 - **audit_after** checks what it left behind. Red: the button Data Docs shows the check that broke.
 - **close_run** closes the run, whatever happened. Red: the run failed, or something was away: the message names it.
 
-**Is it safe to run twice?** Yes. A lease is only taken back as it was seen, and a late worker whose lease was taken back may still
-finish while nobody else has taken its message.
+**Is it safe to run twice?** Yes. A lease is only taken back as it was seen, and a late worker whose lease was taken back may
+still finish while nobody else has taken its message.
 
 **What comes then?** A message whose lease was taken back is delivered again by the broker; if the broker has given it up,
 reconcile finds it STALLED and resends it. Who loses leases again and again becomes a case (`lease_leak`).
 
 **By hand**: *Trigger* with `group` for one group, `dry_run` to list what would be decided. Or `backstop run sweep`.
+
+**Stop**: pause this DAG. A worker's next delivery takes over a lease that ended without any sweep; only what no delivery asks for
+waits.
 """
 
 from __future__ import annotations
@@ -105,16 +108,13 @@ def sweep() -> None:
     """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
     before = audit_before(suite="leases_before", opened=opened)
-    # Leases are taken back also when what was met is not as it should be: nobody gains by waiting.
-    swept = SparkDutyOperator(
-        task_id="sweep", duty="sweep", opened=opened, execution_timeout=timedelta(hours=1),
-        trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
-    )  # fmt: skip
+    # Beside the check, not after it: leases are taken back also when what was met is not as it should be.
+    swept = SparkDutyOperator(task_id="sweep", duty="sweep", opened=opened, execution_timeout=timedelta(hours=1))
     # As a template, because what follows a set-up directly must not have a trigger rule of its own.
     after = audit_after(suite="leases_after", opened="{{ ti.xcom_pull(task_ids='open_run') | tojson }}")
     closed = close_run(opened=opened)
 
-    opened >> before >> swept >> after >> closed
+    opened >> [before, swept] >> after >> closed
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
     for audited in (before, after):
         audited.operator.operator_extra_links = (RunLink(), DataDocsLink())

@@ -60,7 +60,8 @@ def airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                       "login": f"u{number}", "password": SECRET, "extra": {"sslmode": "require"}}  # fmt: skip
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
     broker = {"conn_type": "redis", "host": "broker", "port": 6379, "password": SECRET, "extra": {"db": 3}}
-    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_BROKER", json.dumps(broker))
+    for name in ("BROKER", "LEASES"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{name}", json.dumps(broker))
     return tmp_path / "report.json"
 
 
@@ -88,7 +89,7 @@ def test_connections_go_by_a_private_file_that_is_gone_afterwards(airflow: Path,
     seen = submit(airflow, monkeypatch)
     assert seen["mode"] == stat.S_IRUSR | stat.S_IWUSR
     assert seen["folder_mode"] == stat.S_IRWXU
-    assert set(seen["urls"]) == {*IDS, "backstop_broker"}
+    assert set(seen["urls"]) == {*IDS, "backstop_broker", "backstop_leases"}
     assert not Path(seen["file"]).exists()
     assert not Path(seen["file"]).parent.exists()
 

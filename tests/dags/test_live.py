@@ -16,11 +16,17 @@ from urllib.parse import urlsplit
 
 import psycopg2
 import pytest
+import redis
 
 from backstop.brokers.open import open_broker
 from backstop.client import SendPolicy, record
 from backstop.config.connections import Connections
 from backstop.config.load import load
+from backstop.leases import guard
+from backstop.leases.front import Front
+from backstop.leases.lease import Acquired, Arrival
+from backstop.leases.redis_exchange import RedisExchange
+from backstop.leases.redis_records import RedisKeys
 from backstop.local.platform import Platform
 from backstop.local.prepare import prepare
 from backstop.runs.scope import name_of
@@ -127,13 +133,14 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
             | {
                 "BACKSTOP_RECONCILE_SCHEDULE": "none",
                 "BACKSTOP_RESEND_SCHEDULE": "none",
+                "BACKSTOP_SWEEP_SCHEDULE": "none",
                 "BACKSTOP_RETRY_SECONDS": "1",
                 "BACKSTOP_DOCS_FOLDER": str(root / "docs"),
             }
         )
         platform.airflow.start()
         ready = Live(platform)
-        for duty in ("reconcile", "resend"):
+        for duty in ("reconcile", "resend", "sweep"):
             ready.api.unpause(duty)
         yield ready
     finally:
@@ -207,6 +214,37 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(live: Li
     for secret in filter(None, secrets):
         assert [where for where, text in told.items() if secret in text] == []
     assert [where for where, text in told.items() if "payload-91c2" in text] == []
+
+
+def test_a_lease_that_ended_is_swept_by_spark_and_checked_and_then_nothing_is_started(live: Live) -> None:
+    with psycopg2.connect(live.platform.dsn("consumer_billing")) as connection:
+        begun = guard.begin_many(connection, "billing", [Arrival("orders", "stuck"), Arrival("orders", "done")], owner_host="h-1")
+    connection.close()
+    front = Front(RedisExchange(live.platform.connections()["backstop_leases"]), "billing", owner_host="h-1")
+    front.held([(lease, Arrival("orders", lease.message_id)) for lease in begun if isinstance(lease, Acquired)])
+    front.close()
+    leases = redis.Redis.from_url(live.platform.connections()["backstop_leases"])
+    for index in RedisKeys("billing").expiry:  # an hour passes
+        for name in leases.zrange(index, 0, -1):
+            leases.zincrby(index, -3_600_000, name)
+            record = leases.get(name) or b""
+            leases.set(name, record[:1] + b"%013d" % (int(record[1:14]) - 3_600_000) + record[14:], keepttl=True)
+    leases.close()
+    live.rows("consumer_billing", "UPDATE consumer_log SET lease_expires_at = now() - interval '1 s' WHERE message_id = 'stuck'")
+    live.rows("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'")
+    _, tasks = live.run("sweep", group="billing", dry_run=False)
+    assert set(tasks.values()) == {"success"}, tasks
+    assert live.rows("consumer_billing", "SELECT message_id, state FROM consumer_log WHERE message_id IN ('stuck', 'done')"
+                     " ORDER BY 1") == [("done", "CONSUMED"), ("stuck", "EXPIRED")]  # fmt: skip
+    counted = live.rows("control", "SELECT place, owner_host, decision, leases FROM sweep_count ORDER BY place, decision")
+    assert counted == [
+        ("database billing_db", "h-1", "RECLAIM", 1), ("redis of billing", "h-1", "RECLAIM", 1),
+        ("redis of billing", "h-1", "REPAIR", 1),
+    ]  # fmt: skip
+    checks = live.rows("control", "SELECT suite, passed FROM data_check WHERE suite LIKE 'leases%%' ORDER BY 1")
+    assert checks == [("leases_after", True), ("leases_before", True)]
+    _, tasks = live.run("sweep")
+    assert (tasks["open_run"], tasks["sweep"], tasks[""]) == ("skipped", "skipped", "success")
 
 
 def test_a_dry_run_with_a_shard_away_judges_the_other_promotes_nothing_and_ends_red(live: Live) -> None:

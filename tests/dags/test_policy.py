@@ -136,13 +136,13 @@ def test_a_run_is_opened_by_a_setup_and_closed_by_a_teardown_whatever_happens(ba
 
 
 @pytest.mark.parametrize("name", DUTIES)
-def test_a_manual_run_has_a_form_with_topic_and_dry_run(bag: dict[str, Any], name: str) -> None:
+def test_a_manual_run_has_a_form_with_what_it_is_limited_to_and_dry_run(bag: dict[str, Any], name: str) -> None:
     params = bag["dags"][name]["params"]
     if name in CHANGE_NOTHING:
         assert "dry_run" not in params
         return
     assert params["dry_run"]["type"] == "boolean"
-    assert set(params["topic"]["type"]) == {"null", "string"}
+    assert set(params["group" if name == "sweep" else "topic"]["type"]) == {"null", "string"}
 
 
 def test_nothing_is_promoted_before_its_audits_and_only_requests_wake_resend(bag: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(bag: di
         if task_id.startswith("audit"):
             assert task["links"] == ["What this run did", "Data Docs"]
             assert "suite" in task["arguments"]
-        elif task_id in ("judge", "claim_publish_settle", "promote", "close_run"):
+        elif task_id in ("judge", "claim_publish_settle", "sweep", "promote", "close_run"):
             assert task["links"] == ["What this run did"]
 
 

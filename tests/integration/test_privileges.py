@@ -20,6 +20,7 @@ from backstop.named_sql import load
 from backstop.records import Key, Outcome, Position
 from backstop.schema.migrate import grant, migrate
 from backstop.schema.revisions import ROLES
+from backstop.stores.postgresql_leases import PostgresLeases
 from backstop.stores.postgresql_logs import PostgresLogs
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import Claim, Scope, Settlement, StubOutcome
@@ -165,6 +166,18 @@ def test_the_application_cannot_decide_what_became_of_a_message(server: Postgres
     assert refused(as_(server, logins, "backstop_app", "producer"), statement)
 
 
+def test_a_duty_takes_leases_back_and_changes_nothing_else_of_the_logs(server: Postgres, logins: dict[str, str]) -> None:
+    consumer = as_(server, logins, "backstop_consumer", "consumer")
+    duty = as_(server, logins, "backstop_duty", "consumer")
+    run(consumer, "INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)"
+                  " VALUES ('g', 'orders', 'stuck', 'CONSUMING', now() - interval '1 s')")  # fmt: skip
+    with PostgresLeases("billing_db", duty) as leases:
+        _, taken = leases.settle(["g"], {}, 10, False, lambda seen: seen)
+    assert taken == {("g", "orders", "stuck")}
+    for column in ("consumed_at = now()", "owner_token = NULL", "attempts = 0", "fence = 9", "last_error = ''"):
+        assert refused(duty, f"UPDATE consumer_log SET {column}")
+
+
 def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(server: Postgres, logins: dict[str, str]) -> None:
     consumer = as_(server, logins, "backstop_consumer", "consumer")
     duty = as_(server, logins, "backstop_duty", "consumer")
@@ -175,7 +188,7 @@ def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(server: Postgres,
         assert store.logs("g", [KEY])[KEY].state == "EXPIRED"
         assert store.floor("g").year == 1
         assert all(finding.good for finding in store.check()), store.check()
-    for statement in (insert, "UPDATE consumer_log SET state = 'FAILED'", "DELETE FROM consumer_log"):
+    for statement in (insert, "UPDATE consumer_log SET consumed_at = now()", "DELETE FROM consumer_log"):
         assert refused(duty, statement)
     assert refused(consumer, "DELETE FROM consumer_log")
     assert refused(consumer, "UPDATE consumer_log_floor SET log_floor = now()")

@@ -49,7 +49,10 @@ PRODUCER = Needs(
 )  # fmt: skip
 CONSUMER = Needs(
     "consumer",
-    duty=_tables(["consumer_log", "consumer_log_floor"], "SELECT"),
+    duty=(
+        *_tables(["consumer_log", "consumer_log_floor"], "SELECT"),
+        *(("consumer_log", column, "UPDATE") for column in ("state", "updated_at", "lease_expires_at")),
+    ),
     service_role="backstop_consumer",
     service=_tables(["consumer_log"], "SELECT", "INSERT", "UPDATE"),
 )
