@@ -27,7 +27,9 @@ CONSUMED_FOR = timedelta(days=1)
 HELD_LEASES = 10
 """For how many leases a held record stays, unless it is renewed or ends."""
 ASK_AGAIN = 1.0
-"""Seconds for which a Redis that did not answer is left alone: nobody waits for it again and again."""
+"""Seconds for which a Redis that did not answer is left alone, at least."""
+ASK_AGAIN_TIMES = 10
+"""And so many times as long as its silence took: one that hangs costs workers a tenth of their time at most."""
 _LOOK, _NOTE = Script("look"), Script("note")
 Told = tuple[Acquired, Arrival]
 
@@ -137,12 +139,14 @@ class Front:
 
     def _run(self, calls: Sequence[Call]) -> list[Any]:
         """The answers; none when Redis is away, or was a moment ago."""
-        if not calls or time.monotonic() < self._away_until:
+        asked_at = time.monotonic()
+        if not calls or asked_at < self._away_until:
             return []
         try:
             return self._exchange.run(calls)
         except StoreUnavailable as error:
-            self._away_until = time.monotonic() + ASK_AGAIN
+            now = time.monotonic()
+            self._away_until = now + max(ASK_AGAIN, ASK_AGAIN_TIMES * (now - asked_at))
             self._count("front_away")
             log.warning("%s The database answers meanwhile.", error)
             return []
