@@ -156,7 +156,7 @@ class World:
             self.message("shop_b", 20 + number, "orders", message_id)
             self.log(message_id, fence, duplicates_stopped=1 if message_id == "flushed" else 0)
         self.ledger.append("lease_killed", [("orders", "held")], consumer_group="billing", detail="fence 1")
-        for detail in ("stood still with fence 1", "woke up with fence 1"):
+        for detail in ("shipping-1 stood still with fence 1", "shipping-1 woke up with fence 1"):
             self.ledger.append("worker_woken_late", [("orders", "late")], consumer_group="shipping", detail=detail)
         self.ledger.append("leases_flushed", [("orders", "flushed")])
         self.ledger.append("lost_in_broker", [("orders", "lost")])
@@ -285,7 +285,7 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "a worker stood still and never woke up": (
         "fault not dealt with",
         lambda w: w.ledger.append(
-            "worker_woken_late", [("orders", "late")], consumer_group="shipping", detail="stood still with fence 2"
+            "worker_woken_late", [("orders", "late")], consumer_group="shipping", detail="shipping-2 stood still with fence 2"
         ),
     ),
     "after a flush a group's database was not asked": (
