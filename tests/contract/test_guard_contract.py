@@ -366,6 +366,14 @@ def test_odd_names_are_messages_of_their_own(world: GuardWorld, where: str) -> N
             at.close()
 
 
+def test_names_that_read_the_same_one_behind_the_other_are_two_messages(world: GuardWorld) -> None:
+    worker = world.worker()
+    (first, second) = worker.begin([arrival("c", "a:b"), arrival("b:c", "a")])
+    worker.complete(acquired(first))
+    assert isinstance(second, Acquired)
+    assert [type(b) for b in world.worker().begin([arrival("c", "a:b"), arrival("b:c", "a")])] == [Done, Busy]
+
+
 def test_two_copies_in_one_batch_are_refused_before_anything_is_asked(world: GuardWorld) -> None:
     with pytest.raises(ContractBroken):
         world.worker().begin([arrival(ID), arrival("x"), arrival(ID)])
