@@ -190,6 +190,12 @@ class Child:
             [sys.executable, str(CHILD), json.dumps({**places, "way": "transactional", "name": f"child-{id(self)}", **given})],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
+        self.clock: float | None = None
+
+    def wait_until_started(self) -> None:
+        """Subscribed; `clock` is what it takes for the time."""
+        told, self.clock = self.line()
+        assert told == "started"
 
     def line(self) -> list[Any]:
         assert self.process.stdout is not None

@@ -1,13 +1,15 @@
 """A worker of the guard's fault tests in a process of its own, so that it can be frozen, killed and put out of time.
 
-Argument: JSON with the addresses, the way, the lease and the message whose handler waits. It writes a line for every handler
-that begins; where it waits, it goes on at a line of its standard input. At SIGTERM it stops and writes its counts.
+Argument: JSON with the addresses, the way, the lease and the message whose handler waits. It writes a line with its own clock
+when it is ready, and one for every handler that begins; where it waits, it goes on at a line of its standard input. At SIGTERM
+it stops and writes its counts.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -47,6 +49,7 @@ def main(given: dict[str, Any]) -> None:
             way[given["way"]], redis=front, lease=lease, retry_after=timedelta(milliseconds=100), batch=given.get("batch", 1),
             wait=timedelta(milliseconds=100),
         )  # fmt: skip
+        print(json.dumps(["started", time.time()]), flush=True)
         counts = run_until_signal(consumer, stop_within=timedelta(seconds=5))
         consumer.close()
     print(json.dumps(["ended", dict(counts)]), flush=True)

@@ -126,6 +126,9 @@ def test_a_workers_own_clock_changes_nothing(
         children = [
             stack.enter_context(Child(servers, None, clock, redis=url, batch=5)) for clock in (-AN_HOUR, AN_HOUR, 0.0)
         ]
+        for child, wrong in zip(children, (-AN_HOUR, AN_HOUR, 0.0), strict=True):
+            child.wait_until_started()
+            assert child.clock is not None and abs(child.clock - time.time() - wrong) < 60
         publish(broker, 0, 120, copies=2)
         until("the end", lambda: nothing_left(broker))
         ends = [child.ended() for child in children]

@@ -42,9 +42,11 @@ def test_a_worker_frozen_past_its_lease_wakes_up_rolls_back_and_the_effect_is_th
     url = guarding.url("") if redis_too else None
     publish(broker, 0, 1)
     with Child(servers, "m-0", redis=url) as late:
+        late.wait_until_started()
         assert late.line() == ["begun", "m-0"]
         late.send(signal.SIGSTOP)
         with Child(servers, None, redis=url) as next_one:
+            next_one.wait_until_started()
             assert next_one.line() == ["begun", "m-0"]
             until("the other's end", lambda: effects(database) == 1)
             late.send(signal.SIGCONT)
@@ -62,6 +64,7 @@ def test_a_leased_worker_that_wakes_up_late_is_refused_by_a_downstream_that_chec
 ) -> None:
     publish(broker, 0, 1)
     with Child(servers, "m-0", way="leased", redis=guarding.url("")) as late:
+        late.wait_until_started()
         assert late.line() == ["begun", "m-0"]
         late.send(signal.SIGSTOP)
         with Child(servers, None, way="leased", redis=guarding.url("")) as next_one:
@@ -81,6 +84,7 @@ def test_a_worker_killed_in_its_handler_has_no_effect_and_the_next_one_has_it_on
     database.run("INSERT INTO account (message_id) VALUES ('m-0')")
     publish(broker, 0, 1)
     with Child(servers, "m-0", way=way) as doomed:
+        doomed.wait_until_started()
         assert doomed.line() == ["begun", "m-0"]
         with Child(servers, None, way=way) as next_one:
             doomed.send(signal.SIGKILL)
