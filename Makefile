@@ -17,7 +17,7 @@ export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench demo chaos soak test test-unit test-all up down traffic status lint types env
+.PHONY: help mariadb setup bench demo chaos soak test test-unit test-all up down traffic status lint types env
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,13 +29,18 @@ setup: ## environment, locked dependencies, JDBC driver (skipped when already th
 demo: setup ## the main job on real traffic with real faults; ends with a page of accounting
 	@$(WITH_JAVA) $(PY) -m backstop.local.demo --seed $(SEED) $(if $(MESSAGES),--messages $(MESSAGES))
 
-test: setup lint types ## lint, types, and every test (at most 30 minutes on 2 cores)
+mariadb: ## the MariaDB programs that some tests start: Debian's packages, when root may install them
+	@PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -q && apt-get install -y -q --no-install-recommends mariadb-server-core mariadb-client-core; } \
+	  || echo "No MariaDB here: its tests will fail. On Debian: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core" >&2
+
+test: setup mariadb lint types ## lint, types, and every test (at most 30 minutes on 2 cores)
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" $(ARGS)
 
 test-unit: setup ## unit tests only (within 60 s)
 	@$(WITH_JAVA) $(PY) -m pytest tests/unit $(ARGS)
 
-test-all: setup lint types ## everything, the long tests too (seeds, soaks)
+test-all: setup mariadb lint types ## everything, the long tests too (seeds, soaks)
 	@$(WITH_JAVA) $(PY) -m pytest $(ARGS)
 
 bench: setup ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix); rows in build/bench/results.json

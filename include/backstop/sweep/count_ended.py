@@ -45,6 +45,8 @@ class Counted:
     places: list[Ended] = field(default_factory=list)
     missed: dict[str, str] = field(default_factory=dict)
     is_sample_due: bool = False
+    goes_on: dict[str, str] = field(default_factory=dict)
+    """Where the walk over a store of another program goes on: a count that finds nothing passes over what it saw."""
 
     @property
     def leases(self) -> int:
@@ -73,15 +75,27 @@ def count_ended(settings: Settings, connections: Connections, control: Any, grou
             counted.is_sample_due |= not sampled
             continue
         try:
-            counted.places.append(_count(settings, connections, part, groups, places.get(part.place, "")))
+            if part.kind == "foreign":
+                counted.places.append(_count_foreign(settings, connections, part, places.get(part.place, ""), counted.goes_on))
+            else:
+                counted.places.append(_count(settings, connections, part, groups))
         except Unavailable as error:
             counted.missed[part.place] = error.what
     return counted
 
 
-def _count(
-    settings: Settings, connections: Connections, part: Part, groups: Collection[str] | None, goes_on: str
-) -> Ended:
+def _count_foreign(settings: Settings, connections: Connections, part: Part, place: str, goes_on: dict[str, str]) -> Ended:
+    foreign = open_foreign(settings, connections, part.name)
+    foreign.place = place
+    try:
+        ended = Ended(part.place, foreign.count(FOREIGN_AT_MOST))
+        goes_on[part.place] = foreign.place
+        return ended
+    finally:
+        foreign.close()
+
+
+def _count(settings: Settings, connections: Connections, part: Part, groups: Collection[str] | None) -> Ended:
     if part.kind == "database":
         untouched = untouched_seconds(settings, part.name, groups)
         late = max(overdue_after(settings.policy_for(None, group)) for group in untouched)
@@ -90,13 +104,6 @@ def _count(
             endless = leases.count_endless(untouched)
             without_time = leases.count_without_time(list(untouched))
         return Ended(part.place, ended.leases + endless, ended.oldest, ended.overdue, without_time)
-    if part.kind == "foreign":
-        foreign = open_foreign(settings, connections, part.name)
-        foreign.place = goes_on
-        try:
-            return Ended(part.place, foreign.count(FOREIGN_AT_MOST))
-        finally:
-            foreign.close()
     if part.kind == "guard":
         its = settings.redis_guards[part.name]
         exchange, policy = RedisExchange(connections.url(its.redis), cluster=its.cluster), settings.policy_for()

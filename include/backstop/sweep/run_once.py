@@ -72,6 +72,7 @@ def sweep_all(settings: Settings, connections: Connections, control: Any, run: R
     if not run.dry_run:
         counts += tell_of_leaks(settings, control, run)
         after = count_ended(settings, connections, control, groups)
+        after.goes_on.clear()  # the sweep itself says where it goes on
         record_look(control, run, "after", after)
         missed |= after.missed
     Counted(missed=missed).require_reachable()
