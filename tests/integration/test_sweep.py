@@ -21,6 +21,7 @@ from backstop.local.ports import free_port
 from backstop.quality.audit import run_suite
 from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
+from backstop.sweep.check_redis import check_leases
 from backstop.sweep.run_once import count_before, run_duty
 from backstop.sweep.tally import Told
 from resend_world import TOPIC, World, ids, servers, world
@@ -355,3 +356,19 @@ def test_the_checks_pass_after_a_sweep_and_fail_when_an_old_lease_is_left(world:
         close_run(control, run, "failed", {})
     finally:
         control.close()
+
+
+def test_check_says_whether_the_redis_of_the_leases_answers_and_keeps_what_it_must(world: World) -> None:
+    world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "12d"}})
+    assert [(f.subject, f.good) for f in check_leases(world.settings, world.connections)] == [
+        ("redis of billing", True), ("redis of shipping", True), ("redis of mailer", True), ("redis of mailer: eviction", True),
+    ]  # fmt: skip
+    leases(world).config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        last = list(check_leases(world.settings, world.connections))[-1]
+    finally:
+        leases(world).config_set("maxmemory-policy", "noeviction")
+    assert (last.good, last.says) == (False, "allkeys-lru")
+    world.urls["backstop_leases"] = f"redis://:secret@127.0.0.1:{free_port()}/0"
+    found = list(check_leases(world.settings, world.connections))
+    assert not any(f.good for f in found) and "secret" not in str(found)

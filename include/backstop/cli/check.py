@@ -47,6 +47,7 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
     """Every finding, one after the other; what does not answer is a finding, not an error."""
     from backstop.brokers.protocol import Finding
     from backstop.errors import BackstopError
+    from backstop.sweep.check_redis import check_leases
     from backstop.verdicts.sources import Sources
 
     repair = [name for name, topic in settings.topics.items() if topic.mode == "repair"]
@@ -89,6 +90,8 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
                     skew,
                     topics,
                 )
+        say("leases")
+        yield from check_leases(settings, known)
     finally:
         if conn is not None:
             control.__exit__(None, None, None)

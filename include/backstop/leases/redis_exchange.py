@@ -71,6 +71,13 @@ class RedisExchange:
 
         return list(self._guarded(primaries))
 
+    def info(self, *sections: str) -> list[dict[str, Any]]:
+        """What each primary says of itself in these sections of INFO. Raises StoreUnavailable."""
+        nodes = self.nodes()
+        return list(self._guarded(lambda: [
+            {name: value for section in sections for name, value in node.info(section).items()} for node in nodes
+        ]))  # fmt: skip
+
     def close(self) -> None:
         for client in (self._server, self._cluster):
             if client is not None:

@@ -1,0 +1,55 @@
+"""Says of each Redis that holds leases, and of each store of foreign ones, whether it answers and keeps what it must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backstop.brokers.protocol import Finding
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import BackstopError
+from backstop.leases.redis_exchange import RedisExchange
+from backstop.sweep.foreign.open import open_foreign
+
+OLDEST = (7, 0)
+
+
+def check_leases(settings: Settings, connections: Connections) -> Iterator[Finding]:
+    """One or more findings for every `leases`, `redis_guards` and `foreign_leases` of backstop.yaml; none is an error."""
+    for group, its in settings.groups.items():
+        if its.leases is not None:
+            yield from _one(connections, f"redis of {group}", its.leases.redis, its.leases.cluster, alone=False)
+    for name, guard in settings.redis_guards.items():
+        yield from _one(connections, f"redis of {name}", guard.redis, guard.cluster, alone=True)
+    for name in settings.foreign_leases:
+        subject = f"foreign {name}"
+        try:
+            foreign = open_foreign(settings, connections, name)
+            try:
+                foreign.count(1)
+            finally:
+                foreign.close()
+            yield Finding(subject, True, "answers")
+        except BackstopError as error:
+            yield Finding(subject, False, error.what, error.next_step)
+
+
+def _one(connections: Connections, subject: str, reference: str, cluster: bool, *, alone: bool) -> Iterator[Finding]:
+    exchange = None
+    try:
+        exchange = RedisExchange(connections.url(reference), cluster=cluster)
+        for facts in exchange.info("server", "memory"):
+            version = str(facts.get("redis_version", "0.0"))
+            good = tuple(int(part) for part in version.split(".")[:2]) >= OLDEST
+            yield Finding(subject, good, f"answers, version {version}", "Run Redis 7.0 or Valkey, or later.")
+            if alone:
+                policy = str(facts.get("maxmemory_policy", "unknown"))
+                yield Finding(
+                    f"{subject}: eviction", policy == "noeviction", policy,
+                    "Set maxmemory-policy noeviction: what is evicted is done again.",
+                )  # fmt: skip
+    except BackstopError as error:
+        yield Finding(subject, False, error.what, error.next_step)
+    finally:
+        if exchange is not None:
+            exchange.close()
