@@ -32,7 +32,7 @@ from fault_world import (  # noqa: F401
     servers,
     until,
 )  # fmt: skip
-from guard_handlers import apply_under_lock
+from guard_handlers import apply_under_lock, insert_effect
 
 
 @pytest.mark.parametrize("redis_too", [False, True], ids=["database", "front"])
@@ -112,3 +112,18 @@ def test_two_workers_that_meet_at_a_business_row_apply_each_message_once(
     assert database.one("SELECT min(applied), max(applied) FROM account") == {"min": 1, "max": 1}
     assert counts["processed"] == size and counts["done"] >= 2 * size
     assert_once(database, broker, size)
+
+
+def test_a_handler_that_does_not_look_at_its_row_is_stopped_by_the_log(
+    servers: Servers, database: Database, broker: RedisStreams
+) -> None:
+    def handle(connection: Any, message: Message, work: Any) -> Row:
+        insert_effect(connection, message, work)
+        return Row.APPLIED
+
+    publish(broker, 0, 40, copies=3)
+    with Fleet(servers, row_lock(handle), lambda: None).at_work() as fleet:
+        until("the end", lambda: nothing_left(broker))
+        counts = fleet.counts
+    assert counts["processed"] == 40 and counts["done"] >= 80
+    assert_once(database, broker, 40)
