@@ -31,7 +31,7 @@ SCHEDULES = {
     # As often as they can: a run that finds nothing due costs next to nothing.
     "BACKSTOP_RECONCILE_SCHEDULE": "5s",
     "BACKSTOP_RESEND_SCHEDULE": "20s",
-    "BACKSTOP_SWEEP_SCHEDULE": "10s",
+    "BACKSTOP_SWEEP_SCHEDULE": "20s",
     "BACKSTOP_RETRY_SECONDS": "1",
     # A Spark driver lives for seconds here: the second compiler would cost more than it ever gives back.
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
