@@ -126,6 +126,7 @@ def world(servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch, tmp
     for database in ROLES:
         monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", postgres.admin_dsn(database))
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_BROKER", valkey.url())
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_LEASES", valkey.url(1))
     monkeypatch.delenv("BACKSTOP_SECRETS_FILE", raising=False)
     config = tmp_path / "backstop.yaml"
     config.write_text(json.dumps(written_settings()))

@@ -56,10 +56,6 @@ class RedisExchange:
         """The answer of each script call, in order. Raises StoreUnavailable."""
         return list(self._guarded(lambda: self._run(calls)))
 
-    def command(self, *words: Any) -> Any:
-        """One plain command (on a cluster: its first key decides where). Raises StoreUnavailable."""
-        return self._guarded(lambda: self._client().execute_command(*words))
-
     def nodes(self) -> list[Any]:
         """A client for each primary: what SCAN has to be asked of. Raises StoreUnavailable."""
 
@@ -114,8 +110,8 @@ class RedisExchange:
             return ask()
         except (RedisError, OSError, ValueError) as error:
             why = f"{type(error).__name__}: {error}".rstrip(". :")
-            # After a failover a cluster's table of slots is old, and a server's connections point to the dead one.
-            self.close()
+            if self._is_cluster:  # after a failover its table of slots is old
+                self.close()
             password = urlsplit(self._url).password
             if password:
                 why = why.replace(password, "***")

@@ -10,6 +10,8 @@ from backstop.sweep.tally import Line, Tally
 
 BATCH = 2000
 """Leases of one transaction: long enough to be quick, short enough to hold nobody up."""
+SHOWN = 10_000
+"""Of a dry run, which looks once and takes nothing."""
 
 
 def sweep_database(
@@ -22,7 +24,7 @@ def sweep_database(
     left = limit
     for endless in (False, True):
         while left > 0:
-            size = left if dry_run else min(BATCH, left)
+            size = min(SHOWN if dry_run else BATCH, left)
             seen, taken = leases.settle(groups, untouched, size, endless, _none if dry_run else _ended)
             for lease in seen:
                 _count(tally, place, lease, dry_run or lease[:3] in taken, endless)
