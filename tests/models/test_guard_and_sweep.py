@@ -486,8 +486,6 @@ WEAKENED: dict[str, tuple[str, str, Switch]] = {
         guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "true"))),
     "begin of what is done": ("front", "what is done is begun again", without(
         guard, "_SQL", "begin", ("('FAILED', 'EXPIRED')", "('FAILED', 'EXPIRED', 'CONSUMED')"))),
-    "renew of what was failed": ("database", "renew: taken from one", without(
-        guard, "_SQL", "renew", ("('CONSUMING', 'EXPIRED')", "('CONSUMING', 'EXPIRED', 'FAILED')"))),
     "begin that never takes over": ("database", "nobody is at work|is stuck", without(
         guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "false"))),
     "sweep of leases that run": ("database", "a lease that runs was taken back", sweep_of_all),
