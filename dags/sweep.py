@@ -1,8 +1,8 @@
 """### sweep: no message waits for a worker that is gone
 
 Takes back the leases that ended while nobody completed, renewed or released them, corrects Redis where it disagrees with the
-database, and frees the stuck records of other programs. Counts first, every minute, in milliseconds: Spark and the checks start
-only when something ended (or a sample is due, once an hour).
+database, and frees the stuck records of other programs. Counts first, every 30 s (`sweep_interval`), in milliseconds:
+Spark and the checks start only when something ended (or a sample is due, once an hour).
 
     open_run >> [audit_before, sweep (Spark)] >> audit_after >> close_run
 
@@ -10,7 +10,7 @@ What each task does, and what to do when it is red:
 
 - **open_run** opens the run and counts; with nothing ended all else is skipped. It also opens a case (`repeated_failure`) for
   messages that fail again and again, before the broker gives up on them. Red: another run is alive (wait for it), or a database
-  or Redis is away (bring it back; the places that answered wait one minute longer).
+  or Redis is away (bring it back; the places that answered wait for the next look).
 - **audit_before** checks what open_run met and wrote down. Red: earlier sweeps did not do their work, or a log says CONSUMED
   without a time; leases are taken back all the same.
 - **sweep** decides KEEP, REPAIR or RECLAIM for each lease, and settles by compare-and-set. Red: its log says what happened, what
@@ -85,7 +85,7 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
 
 @dag(
     dag_id="sweep",
-    schedule=every("BACKSTOP_SWEEP_SCHEDULE", "1m"),
+    schedule=every("BACKSTOP_SWEEP_SCHEDULE", "30s"),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,

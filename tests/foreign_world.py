@@ -15,7 +15,7 @@ HOUR = 3600
 KINDS: dict[str, dict[str, Any]] = {
     "table": {"kind": "dedup_listener_mysql", "application": "billing-app"},
     "keys": {"kind": "dedup_listener_redis", "application": "billing-app", "tags": ["", "eu", "us"]},
-    "plain": {"kind": "plain_keys", "pattern": "dedup:{topic}:{id}"},
+    "plain": {"kind": "plain_keys", "pattern": "dedup:{topic}:{id}", "untouched_for": "1h", "success_deletes": True},
 }
 
 

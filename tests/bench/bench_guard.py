@@ -51,7 +51,7 @@ def bench_redis(full: bool) -> list[Row]:
         Row("guard.redis.ratio", round(ratio, 2), "x", "<= 1.6", ratio <= 1.6, peer=1.0, rows=PAIRS,
             note="the time of begin + complete over that of SET NX PX + SET packed by hand, in the same run"),
         Row("guard.redis.single", round(SINGLE / median(single)), "pairs/s", "-", None, peer=round(SINGLE / median(lock)),
-            rows=SINGLE, runs=single, peer_runs=lock, note="one at a time, 2 round trips; peer: redis-py's Lock, acquire + release"),
+            rows=SINGLE, runs=single, peer_runs=lock, note="2 round trips each; peer: redis-py's Lock, acquire + release"),
     ]  # fmt: skip
 
 
@@ -109,10 +109,10 @@ def _raw_batches(client: Any) -> float:
         token, batch = uuid4().hex.encode(), names[at : at + BATCH]
         hold = b"*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$32\r\n%b\r\n$2\r\nNX\r\n$2\r\nPX\r\n$5\r\n60000\r\n"
         connection.send_packed_command([b"".join([hold % (len(name), name, token) for name in batch])])
-        assert all([connection.read_response() for _ in batch])
+        assert all(connection.read_response() for _ in batch)
         done = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$4\r\ndone\r\n$2\r\nPX\r\n$8\r\n86400000\r\n"
         connection.send_packed_command([b"".join([done % (len(name), name) for name in batch])])
-        assert all([connection.read_response() for _ in batch])
+        assert all(connection.read_response() for _ in batch)
     took = time.perf_counter() - begun
     client.connection_pool.release(connection)
     return took

@@ -238,8 +238,8 @@ def test_a_lease_that_ended_is_swept_by_spark_and_checked_and_then_nothing_is_st
                      " ORDER BY 1") == [("done", "CONSUMED"), ("stuck", "EXPIRED")]  # fmt: skip
     counted = live.rows("control", "SELECT place, owner_host, decision, leases FROM sweep_count ORDER BY place, decision")
     assert counted == [
-        ("database billing_db", "h-1", "RECLAIM", 1), ("redis of billing", "h-1", "RECLAIM", 1),
-        ("redis of billing", "h-1", "REPAIR", 1),
+        ("database billing_db", "h-1", "RECLAIM", 1), ("front of billing", "h-1", "RECLAIM", 1),
+        ("front of billing", "h-1", "REPAIR", 1),
     ]  # fmt: skip
     checks = live.rows("control", "SELECT suite, passed FROM data_check WHERE suite LIKE 'leases%%' ORDER BY 1")
     assert checks == [("leases_after", True), ("leases_before", True)]

@@ -318,12 +318,13 @@ def test_check_finds_everything_good_in_a_good_system(world: World, cli: Cli) ->
     assert report["good"]
     subjects = {finding["subject"] for finding in report["findings"]}
     for subject in ("configuration", "control", "control: schema", "shard shop_a", "shard shop_a: clock", "store billing_db",
-                    "broker embedded", "broker embedded: clock", "redis of billing"):  # fmt: skip
+                    "broker embedded", "broker embedded: clock", "front of billing"):  # fmt: skip
         assert subject in subjects
 
 
 def test_run_sweep_tells_in_a_dry_run_takes_back_and_refuses_a_group_that_there_is_not(world: World, cli: Cli) -> None:
-    world.run("consumer_billing", """INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at, owner_host)
+    world.run("consumer_billing", """INSERT INTO consumer_log
+        (consumer_group, topic, message_id, state, lease_expires_at, owner_host)
         VALUES ('billing', 'orders', 'stuck', 'CONSUMING', now() - interval '1 s', 'host-3')""")
     planned = cli.json("run", "sweep", "--dry-run")["planned"]
     assert [(one["decision"], one["host"], one["message_id"]) for one in planned] == [("RECLAIM", "host-3", "stuck")]

@@ -11,8 +11,9 @@ import psycopg2
 import pytest
 
 from backstop.client import Ended, Front, Holding, ProcessOnce, RedisExchange, RedisGuard, Row, leased, row_lock
+from backstop.client.keep_leases import LeaseKeeper
 from backstop.errors import ConfigurationError, LeaseLost
-from backstop.leases.lease import Busy, Conflict, Done
+from backstop.leases.lease import Acquired, Busy, Conflict, Done
 from backstop.local.valkey import Valkey
 from backstop.records import GROUPS_HEADER, Message
 from client_world import GROUP, TOPIC, Database, consumer, postgres, valkey
@@ -61,10 +62,10 @@ def test_an_exception_rolls_back_is_kept_and_raised(once: ProcessOnce, consumer:
     assert log(consumer) == {"state": "FAILED", "attempts": 1, "last_error": "KeyError: 'amount'"}
 
 
-def test_an_interrupt_gives_the_lease_back(once: ProcessOnce, consumer: Database) -> None:
+def test_an_interrupt_gives_the_lease_back_and_the_attempt_stays_one(once: ProcessOnce, consumer: Database) -> None:
     with pytest.raises(KeyboardInterrupt), once.holding(MESSAGE):
         raise KeyboardInterrupt
-    assert log(consumer) == {"state": "EXPIRED", "attempts": 0, "last_error": None}
+    assert log(consumer) == {"state": "EXPIRED", "attempts": 1, "last_error": None}
 
 
 def test_work_that_another_worker_took_over_is_rolled_back(once: ProcessOnce, consumer: Database) -> None:
@@ -223,3 +224,36 @@ def test_what_does_not_fit_together_is_refused(consumer: Database, valkey: Valke
     ):
         with pytest.raises(ConfigurationError):
             ProcessOnce(group=GROUP, **arguments)  # type: ignore[arg-type]
+
+
+class Unsteady:
+    """A lease store whose renewals do what a test says."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers, self.closed = answers, threading.Event()
+
+    def renew(self, leases: Any) -> set[Any]:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return set(leases) if answer else set()
+
+    def close_renewal(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize("error", [ValueError("a pool is used up"), KeyError("secret")])
+def test_an_error_that_nobody_expected_does_not_end_renewing(error: Exception) -> None:
+    store = Unsteady([error, True, False])
+    keeper = LeaseKeeper(store, timedelta(seconds=1.5))  # type: ignore[arg-type]
+    (lost,) = keeper.hold([Acquired(GROUP, TOPIC, "m-1", "t", 1)]).values()
+    assert lost.wait(20), "the third renewal said that the lease is lost"
+    keeper.close()
+    assert store.closed.wait(20)
+
+
+def test_a_lease_that_could_not_be_renewed_for_as_long_as_it_lasts_counts_as_lost() -> None:
+    keeper = LeaseKeeper(Unsteady([ConnectionError("away")]), timedelta(seconds=0.6))  # type: ignore[arg-type]
+    (lost,) = keeper.hold([Acquired(GROUP, TOPIC, "m-1", "t", 1)]).values()
+    assert lost.wait(20)
+    keeper.close()

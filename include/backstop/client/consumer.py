@@ -154,12 +154,15 @@ class Consumer:
         begun = self._begin(copies, counts)
         left = list(zip(copies, begun, strict=True))
         lost = self._keeper.hold(outcome for outcome in begun if isinstance(outcome, Acquired))
+        entered: Acquired | None = None
         acknowledged_at = time.monotonic()
         try:
             while left and not self.stopping.is_set():
                 copy, outcome = left[0]
-                if isinstance(outcome, Acquired):
-                    message = copy.received.message
+                if isinstance(outcome, Acquired) and lost[outcome].is_set():
+                    counts.add(Ended.LEASE_LOST.value)  # while it waited for its turn: another worker has it, or will
+                elif isinstance(outcome, Acquired):
+                    message, entered = copy.received.message, outcome
                     self._end(copy, process(self._store, way, message, outcome, self._work(copy, outcome, lost[outcome])), counts)
                     self._keeper.release(outcome)
                 else:
@@ -172,7 +175,7 @@ class Consumer:
             for lease in lost:
                 self._keeper.release(lease)
             # The database first: the leases are free even when the broker is what failed.
-            after = self._give_back_leases([o for _, o in left if isinstance(o, Acquired)])
+            after = self._give_back_leases([o for _, o in left if isinstance(o, Acquired)], entered)
             self._acknowledge_done()
             for copy, _ in left:
                 self._hand_back(copy, after, counts)
@@ -240,12 +243,12 @@ class Consumer:
         if done:
             self._subscription.acknowledge(done)
 
-    def _give_back_leases(self, leases: Sequence[Acquired]) -> timedelta:
-        """Release what was not finished; after how long it may come again."""
+    def _give_back_leases(self, leases: Sequence[Acquired], entered: Acquired | None) -> timedelta:
+        """Release what was not finished; after how long it may come again. What a handler had entered stays an attempt."""
         if not leases:
             return NOW
         try:
-            self._store.give_back(leases)
+            self._store.give_back(leases, entered)
         except StoreUnavailable as error:
             log.warning("%d messages keep their lease until it ends. %s", len(leases), error)
             return self._retry_after

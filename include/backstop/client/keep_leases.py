@@ -6,14 +6,18 @@ fenced.
 
 import logging
 import threading
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 
 from backstop.client.lease_store import LeaseStore
-from backstop.errors import StoreUnavailable
 from backstop.leases.lease import Acquired
 
 log = logging.getLogger(__name__)
+
+JOIN_SECONDS = 5.0
+"""A renewal that hangs in its database may not hold up a worker that stops; its thread ends with the process."""
 
 
 class LeaseKeeper:
@@ -22,21 +26,22 @@ class LeaseKeeper:
 
     def __init__(self, store: LeaseStore, lease: timedelta) -> None:
         self._store = store
-        self._lease = lease
-        self._held: dict[Acquired, threading.Event] = {}
+        self._seconds = lease.total_seconds()
+        self._held: dict[Acquired, _Held] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def hold(self, leases: Iterable[Acquired]) -> dict[Acquired, threading.Event]:
-        """Begin to renew these; for each the event that is set when it is lost."""
-        if self._thread is None:
+        """Begin to renew these; for each the event that is set when it is lost, or when it may be: no renewal was
+        answered for as long as it lasts."""
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._beat, name="backstop-leases", daemon=True)
             self._thread.start()
-        events = {lease: threading.Event() for lease in leases}
+        held = {lease: _Held(threading.Event(), time.monotonic()) for lease in leases}
         with self._lock:
-            self._held.update(events)
-        return events
+            self._held.update(held)
+        return {lease: one.lost for lease, one in held.items()}
 
     def release(self, lease: Acquired) -> None:
         with self._lock:
@@ -45,25 +50,45 @@ class LeaseKeeper:
     def close(self) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(JOIN_SECONDS)
 
     def _beat(self) -> None:
-        while not self._stop.wait(self._lease.total_seconds() / 3):
-            with self._lock:
-                held = dict(self._held)
-            if held:
-                self._renew(held)
-        self._store.close_renewal()
+        try:
+            while not self._stop.wait(self._seconds / 3):
+                with self._lock:
+                    held = dict(self._held)
+                if held:
+                    self._renew(held)
+        finally:
+            self._store.close_renewal()
 
-    def _renew(self, held: dict[Acquired, threading.Event]) -> None:
+    def _renew(self, held: dict[Acquired, "_Held"]) -> None:
+        begun = time.monotonic()
         try:
             renewed = self._store.renew(list(held))
-        except StoreUnavailable as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the next beat asks again
             log.warning("Leases of %d messages were not renewed. %s", len(held), error)
+            for lease, one in held.items():
+                if time.monotonic() - one.renewed_at >= self._seconds:
+                    self._lose(lease, one, "was not renewed in time")
             return
-        for lease, lost in held.items():
-            with self._lock:
-                still_held = lease in self._held
-            if lease not in renewed and still_held:
-                log.warning("The lease of %r in %r was lost.", lease.message_id, lease.topic)
-                lost.set()
+        for lease, one in held.items():
+            if lease in renewed:
+                one.renewed_at = begun
+            else:
+                self._lose(lease, one, "was lost")
+
+    def _lose(self, lease: Acquired, one: "_Held", how: str) -> None:
+        with self._lock:
+            still_held = lease in self._held
+        if still_held and not one.lost.is_set():
+            log.warning("The lease of %r in %r %s.", lease.message_id, lease.topic, how)
+            one.lost.set()
+
+
+@dataclass(slots=True)
+class _Held:
+    """One lease in hand, and when (monotonic) it was last known to be ours."""
+
+    lost: threading.Event
+    renewed_at: float

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from backstop.client.keep_connection import Connect, KeptConnection
-from backstop.client.ways import Leased, Way
+from backstop.client.ways import Leased, RowLock, Way
 from backstop.errors import ConfigurationError
 from backstop.leases import guard
 from backstop.leases.front import Front
@@ -38,8 +38,8 @@ class LeaseStore(Protocol):
     def fail(self, lease: Acquired, error: str) -> None:
         """The handler failed. Raises LeaseLost."""
 
-    def give_back(self, leases: Sequence[Acquired]) -> None:
-        """Release what was not begun or not finished."""
+    def give_back(self, leases: Sequence[Acquired], entered: Acquired | None = None) -> None:
+        """Release what was not finished. It was no attempt, but for the one whose handler had been entered."""
 
     def drain_counts(self) -> Counts:
         """What a front did since the last call, by name."""
@@ -112,10 +112,10 @@ class InDatabase:
             guard.fail(connection, lease, error)
         self._tell(lease, done=False)
 
-    def give_back(self, leases: Sequence[Acquired]) -> None:
+    def give_back(self, leases: Sequence[Acquired], entered: Acquired | None = None) -> None:
         with self._store.short_transaction() as connection:
             for lease in leases:
-                guard.give_back(connection, lease)
+                guard.give_back(connection, lease, was_entered=lease == entered)
         for lease in leases:
             self._tell(lease, done=False)
 
@@ -161,8 +161,10 @@ class InRedis:
     def fail(self, lease: Acquired, error: str) -> None:
         self._guard.fail(lease, error)
 
-    def give_back(self, leases: Sequence[Acquired]) -> None:
-        self._guard.give_back_many(leases)
+    def give_back(self, leases: Sequence[Acquired], entered: Acquired | None = None) -> None:
+        self._guard.give_back_many([lease for lease in leases if lease != entered])
+        if entered in leases:
+            self._guard.give_back_many([lease for lease in leases if lease == entered], was_entered=True)
 
     def drain_counts(self) -> Counts:
         return Counts()
@@ -190,6 +192,8 @@ def lease_store(
         return InRedis(redis)
     if connect is None:
         raise _refused("There is neither a consumer database nor a RedisGuard.", "Give `connect`, or a RedisGuard as `redis`.")
+    if redis is not None and isinstance(way, RowLock):
+        raise _refused("A row_lock handler asks its business row, never a Front.", "Leave `redis` out.")
     if redis is not None and (redis.group != group or redis.lease != lease):
         raise _refused("The Front is of another group or lease.", "Give both the same.")
     return InDatabase(connect, group, lease=lease, retry_after=retry_after, owner_host=owner_host, front=redis)

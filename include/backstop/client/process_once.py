@@ -108,7 +108,7 @@ class ProcessOnce:
             self._store.fail(begun, told(error))
             raise
         except BaseException:
-            self._store.give_back([begun])
+            self._store.give_back([begun], begun)
             raise
         finally:
             self._keeper.release(begun)
@@ -142,7 +142,7 @@ class ProcessOnce:
             except StoreUnavailable:
                 raise
             except BaseException:
-                self._store.give_back([begun])
+                self._store.give_back([begun], begun)
                 raise
             finally:
                 self._keeper.release(begun)

@@ -38,8 +38,8 @@ def problems(settings: Settings) -> list[Problem]:
                 found.append(_problem(settings, topic, group, name, policy, says))
             broker = settings.brokers.get(topic_settings.broker)
             limit = broker.options.get("delivery_limit") if broker is not None else None
-            if isinstance(limit, int) and policy.alert_attempts >= limit:
-                says = f"less than the broker's delivery_limit ({limit}): a person hears of it before the broker gives up"
+            if isinstance(limit, int) and (limit - policy.alert_attempts) * policy.retry_after < policy.sweep_interval:
+                says = f"so far below the broker's delivery_limit ({limit}) that a sweep looks before the broker gives up"
                 found.append(_problem(settings, topic, group, "alert_attempts", policy, says))
             redelivers = broker.redelivers_for() if broker is not None else None
             if redelivers is not None:
@@ -99,6 +99,13 @@ def _foreign_leases(settings: Settings) -> Iterator[Problem]:
         # A handler works on a key without touching it: freed meanwhile, a second copy would begin beside it.
         policies = [settings.policy_for(topic, foreign.group) for topic in topics if topic in taken]
         longest = max((policy.consume_timeout + policy.max_clock_skew for policy in policies), default=timedelta(0))
+        if isinstance(foreign, PlainKeys) and not foreign.success_deletes:
+            # A key may say that the work is done: freed sooner, a copy that still comes would be done again.
+            ways = [longest_way_back(settings.policy_for(topic, foreign.group)) for topic in topics if topic in taken]
+            way = max(ways, default=timedelta(0))
+            if foreign.untouched_for <= way:
+                says = f"more than the longest way back ({written(way)}), or success_deletes: true where finished work has no key"
+                yield Problem(f"{at}.untouched_for", written(foreign.untouched_for), says)
         if foreign.untouched_for < longest:
             says = f"at least consume_timeout + max_clock_skew ({written(longest)})"
             yield Problem(f"{at}.untouched_for", written(foreign.untouched_for), says)

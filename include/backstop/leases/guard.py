@@ -174,9 +174,12 @@ def fail(connection: Connection, lease: Acquired, error: str) -> None:
         raise lost(lease, "failed")
 
 
-def give_back(connection: Connection, lease: Acquired) -> bool:
-    """A stopping worker releases a message it did not finish; false when the lease is no longer its own."""
-    return bool(rows(connection, _SQL["give_back"], _fenced(lease)))
+def give_back(connection: Connection, lease: Acquired, *, was_entered: bool = False) -> bool:
+    """A stopping worker releases a message it did not finish; false when the lease is no longer its own.
+
+    `was_entered`: a handler had begun, so it stays an attempt: its effects elsewhere may be there.
+    """
+    return bool(rows(connection, _SQL["give_back"], {**_fenced(lease), "was_entered": was_entered}))
 
 
 def new_tokens(count: int) -> list[str]:

@@ -112,10 +112,10 @@ WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_i
     AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
 RETURNING fence;
 
--- name: give_back: a worker that stops releases a lease whose message it did not finish: no failure, no attempt
+-- name: give_back: a worker that stops releases a lease whose message it did not finish: no failure; an attempt if a handler had begun
 UPDATE consumer_log SET
     state = 'EXPIRED',
-    attempts = greatest(attempts - 1, 0),
+    attempts = greatest(attempts - (NOT %(was_entered)s::boolean)::integer, 0),
     updated_at = clock_timestamp(),
     lease_expires_at = clock_timestamp()
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
@@ -141,7 +141,10 @@ ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET
     content_version = excluded.content_version,
     owner_host = excluded.owner_host
 WHERE excluded.content_version >= l.content_version
-    AND (l.state IN ('FAILED', 'EXPIRED') OR (l.state = 'CONSUMING' AND l.lease_expires_at <= statement_timestamp()))
+    AND (l.state IN ('FAILED', 'EXPIRED')
+        OR (l.state = 'CONSUMING' AND l.lease_expires_at <= statement_timestamp()
+            AND (excluded.content_version > l.content_version
+                OR coalesce(l.payload_hash = excluded.payload_hash, true))))
 RETURNING l.fence;
 
 -- name: record_failure: the handler failed under its row's lock and was rolled back; no row: the message ended meanwhile, or is held

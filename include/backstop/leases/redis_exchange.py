@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    NoScriptError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    SlotNotCoveredError,
+)
 from redis.retry import Retry
 
 from backstop.errors import StoreUnavailable
@@ -108,7 +115,7 @@ class RedisExchange:
     def _guarded(self, ask: Any) -> Any:
         try:
             return ask()
-        except (RedisError, OSError, ValueError) as error:
+        except (RedisError, RedisClusterException, SlotNotCoveredError, OSError, ValueError) as error:
             why = f"{type(error).__name__}: {error}".rstrip(". :")
             if self._is_cluster:  # after a failover its table of slots is old
                 self.close()
@@ -152,6 +159,8 @@ def _once(pool: Any, calls: Sequence[Call]) -> list[Any]:
                     answers.append(connection.read_response())
                 except ResponseError as error:  # an answer like any other: those behind it must still be read
                     answers.append(error)
+        if any(isinstance(answer, ReadOnlyError) for answer in answers):
+            connection.disconnect()  # a demoted primary: its name leads to another server the next time
         return answers
     except BaseException:
         connection.disconnect()  # unread answers must not meet the next call

@@ -44,7 +44,7 @@ class RedisGuard:
 
     `consuming_for`: how long the record of a message lives that is not done; at least two leases, so that a sweep
     finds it. `consumed_for`: how long a done one is remembered; it must be longer than the longest way by which a copy
-    can come back (`backstop check` refuses backstop.yaml when the group's `leases.consumed_for` is shorter).
+    can come back (backstop.yaml is refused when `redis_guards.<group>.consumed_for` is shorter; give both the same).
     """
 
     def __init__(
@@ -132,9 +132,10 @@ class RedisGuard:
         if not self._fenced(_RELEASE, [b"F", self._consuming_for], [lease], told):
             raise lost(lease, "failed")
 
-    def give_back_many(self, leases: Sequence[Acquired]) -> set[Acquired]:
-        """A stopping worker releases messages it did not finish; those that were still its own."""
-        return self._fenced(_RELEASE, [b"E", self._consuming_for], leases)
+    def give_back_many(self, leases: Sequence[Acquired], *, was_entered: bool = False) -> set[Acquired]:
+        """A stopping worker releases messages it did not finish; those that were still its own. `was_entered`: their
+        handlers had begun, so each stays an attempt."""
+        return self._fenced(_RELEASE, [b"E" if was_entered else b"G", self._consuming_for], leases)
 
     def close(self) -> None:
         self._exchange.close()

@@ -82,13 +82,8 @@ class RedisKeys:
         raise ContractBroken(
             f"{key!r} is no key of a message of {self.group!r}.",
             kept="It was not touched.",
-            next_step="Give Backstop's guard a Redis database, or a prefix, of its own.",
+            next_step="Give Backstop's guard a Redis database of its own.",
         )
-
-    def pattern(self) -> str:
-        """What SCAN finds every record of the group by."""
-        start = self._messages[0].decode().replace(":0}:m:", ":*}:m:*")
-        return "".join(f"\\{letter}" if letter in "?[]^\\" else letter for letter in start)
 
 
 @lru_cache(maxsize=4096)
@@ -115,7 +110,7 @@ def read_record(text: bytes) -> Record:
         raise ContractBroken(
             "A record of the guard in Redis cannot be read.",
             kept="It was not touched.",
-            next_step="See which program writes under Backstop's prefix, and give it another one.",
+            next_step="See which program writes under Backstop's prefix, and give each a database or a server of its own.",
         ) from None
 
 

@@ -26,14 +26,15 @@ class Ended(NamedTuple):
 
 
 class HeldLease(NamedTuple):
-    """A log in CONSUMING as it was seen. `ends` null: it says no end, and nobody touched it since `touched`."""
+    """A log in CONSUMING as it was seen; instants as the database writes them, which may be infinite. `ends` null: it says
+    no end, and nobody touched it since `touched`."""
 
     group: str
     topic: str
     message_id: str
     token: str | None
-    ends: datetime | None
-    touched: datetime | None
+    ends: str | None
+    touched: str | None
     owner_host: str | None
     is_expired: bool
 
@@ -54,6 +55,7 @@ class Failing(NamedTuple):
     message_id: str
     attempts: int
     error: str | None
+    first_received_at: datetime
 
 
 class PostgresLeases:
@@ -107,10 +109,11 @@ class PostgresLeases:
         found = self._connection.rows(_SQL["standing"], values)
         return {Key(row[0], row[1]): Standing(*row[2:]) for row in found}
 
-    def failing(self, least: Mapping[tuple[str, str], int], limit: int) -> list[Failing]:
-        """Messages of these (group, topic) begun at least so often and not done, the worst first."""
-        rows = [(group, topic, attempts) for (group, topic), attempts in least.items()]
-        values = {**columns(rows, ("groups", "topics", "attempts")), "limit": limit}
+    def failing(self, least: Mapping[tuple[str, str], tuple[int, float]], limit: int) -> list[Failing]:
+        """Messages of these (group, topic) begun at least so often, not done, that moved within so many seconds; the newest
+        first, at most `limit` of each (group, topic)."""
+        rows = [(group, topic, *each) for (group, topic), each in least.items()]
+        values = {**columns(rows, ("groups", "topics", "attempts", "seconds")), "limit": limit}
         return [Failing(*row) for row in self._connection.rows(_SQL["failing"], values)]
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 -- Leases in a consumer database, for the sweep. Clocks are the database's. Only groups that are configured are touched.
 
--- name: count: expired leases counted no further than asked, the oldest end, those that ended long ago, logs done without a time
+-- name: count: expired leases counted no further than asked, the oldest end, those that ended long ago
 WITH ended AS (
     SELECT l.lease_expires_at
     FROM consumer_log l
@@ -28,7 +28,7 @@ SELECT CASE WHEN EXISTS (SELECT 1 FROM pg_constraint WHERE conrelid = 'consumer_
     END;
 
 -- name: expired: leases to decide on, the oldest first, held until the end of this transaction; those in somebody's hands are skipped
-SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_expires_at, l.updated_at, l.owner_host,
+SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_expires_at::text, l.updated_at::text, l.owner_host,
     l.lease_expires_at <= clock_timestamp() AS is_expired
 FROM consumer_log l
 WHERE l.state = 'CONSUMING' AND l.lease_expires_at <= clock_timestamp() AND l.consumer_group = ANY(%(groups)s::text[])
@@ -37,7 +37,7 @@ LIMIT %(limit)s::integer
 FOR UPDATE OF l SKIP LOCKED;
 
 -- name: endless: the same for logs without the end of a lease
-SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_expires_at, l.updated_at, l.owner_host,
+SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_expires_at::text, l.updated_at::text, l.owner_host,
     l.updated_at <= clock_timestamp() - g.seconds * interval '1 second' AS is_expired
 FROM consumer_log l
 JOIN unnest(%(groups)s::text[], %(untouched_seconds)s::float8[]) AS g (consumer_group, seconds) USING (consumer_group)
@@ -67,11 +67,14 @@ CROSS JOIN LATERAL (
     SELECT * FROM consumer_log m
     WHERE m.consumer_group = %(group)s::text AND m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) l;
 
--- name: failing: messages that were begun so often and are not done
-SELECT l.consumer_group, l.topic, l.message_id, l.attempts, left(l.last_error, 200)
-FROM consumer_log l
-JOIN unnest(%(groups)s::text[], %(topics)s::text[], %(attempts)s::integer[]) AS g (consumer_group, topic, least)
-    USING (consumer_group, topic)
-WHERE l.attempts >= 3 AND l.state IN ('FAILED', 'CONSUMING', 'EXPIRED') AND l.attempts >= g.least
-ORDER BY l.attempts DESC
-LIMIT %(limit)s::integer;
+-- name: failing: of each group and topic, messages that were begun so often, are not done, and moved within so many seconds
+SELECT l.consumer_group, l.topic, l.message_id, l.attempts, left(l.last_error, 200), l.first_received_at
+FROM unnest(%(groups)s::text[], %(topics)s::text[], %(attempts)s::integer[], %(seconds)s::float8[])
+    AS g (consumer_group, topic, least, seconds)
+CROSS JOIN LATERAL (
+    SELECT * FROM consumer_log m
+    WHERE m.attempts >= 3 AND m.state IN ('FAILED', 'CONSUMING', 'EXPIRED') AND m.attempts >= g.least
+        AND m.consumer_group = g.consumer_group AND m.topic = g.topic
+        AND m.updated_at > clock_timestamp() - g.seconds * interval '1 second'
+    ORDER BY m.first_received_at DESC
+    LIMIT %(limit)s::integer) l;

@@ -18,7 +18,7 @@ def check_leases(settings: Settings, connections: Connections) -> Iterator[Findi
     """One or more findings for every `leases`, `redis_guards` and `foreign_leases` of backstop.yaml; none is an error."""
     for group, its in settings.groups.items():
         if its.leases is not None:
-            yield from _one(connections, f"redis of {group}", its.leases.redis, its.leases.cluster, alone=False)
+            yield from _one(connections, f"front of {group}", its.leases.redis, its.leases.cluster, alone=False)
     for name, guard in settings.redis_guards.items():
         yield from _one(connections, f"redis of {name}", guard.redis, guard.cluster, alone=True)
     for name in settings.foreign_leases:

@@ -72,7 +72,7 @@ def count_ended(settings: Settings, connections: Connections, control: Any, grou
         places = dict(cursor.fetchall())
     for part in dict.fromkeys(part._replace(bucket=0) for part in parts_of(settings, groups)):
         if part.kind == "sample":
-            counted.is_sample_due |= not sampled
+            counted.is_sample_due |= groups is None and not sampled
             continue
         try:
             if part.kind == "foreign":

@@ -24,7 +24,7 @@ class Part(NamedTuple):
     def place(self) -> str:
         """Where its leases stand, as people read it."""
         return {
-            "database": f"database {self.name}", "front": f"redis of {self.name}", "guard": f"redis of {self.name}",
+            "database": f"database {self.name}", "front": f"front of {self.name}", "guard": f"redis of {self.name}",
             "sample": f"redis {self.name}", "foreign": f"foreign {self.name}",
         }[self.kind]  # fmt: skip
 

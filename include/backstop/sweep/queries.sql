@@ -27,7 +27,8 @@ INSERT INTO sweep_place (place, goes_on) VALUES (%(place)s, %(goes_on)s)
 ON CONFLICT (place) DO UPDATE SET goes_on = excluded.goes_on, moved_at = clock_timestamp();
 
 -- name: sampled_lately: whether a sample was compared within so many seconds; also by a run that failed, as it does when a check breaks
-SELECT EXISTS (SELECT 1 FROM run WHERE duty = 'sweep' AND state IN ('done', 'failed') AND counts ? 'sampled' AND NOT dry_run
+SELECT EXISTS (SELECT 1 FROM run WHERE duty = 'sweep' AND state IN ('done', 'failed', 'incomplete') AND counts ? 'sampled' AND NOT dry_run
+    AND scope = '*'
     AND finished_at > clock_timestamp() - %(seconds)s::float8 * interval '1 second');
 
 -- name: leaks: who lost leases in several runs lately: a host of a group, or a group's handler of a topic over all hosts
@@ -35,7 +36,7 @@ WITH lately AS (
     SELECT c.* FROM sweep_count AS c
     JOIN unnest(%(groups)s::text[], %(windows)s::float8[], %(sweeps)s::integer[]) AS p (consumer_group, seconds, sweeps)
         USING (consumer_group)
-    WHERE c.decision = 'RECLAIM' AND c.swept_at > clock_timestamp() - p.seconds * interval '1 second'
+    WHERE c.decision = 'RECLAIM' AND c.place NOT LIKE 'front %%' AND c.swept_at > clock_timestamp() - p.seconds * interval '1 second'
 ), found AS (
     SELECT consumer_group, '*' AS topic, 'host ' || owner_host AS subject, count(DISTINCT run_id) AS runs, sum(leases) AS leases,
         min(swept_at) AS since, max(swept_at) AS last, (array_agg(DISTINCT topic || ' ' || example))[1:20] AS examples
@@ -51,6 +52,16 @@ JOIN unnest(%(groups)s::text[], %(windows)s::float8[], %(sweeps)s::integer[]) AS
     USING (consumer_group)
 WHERE f.runs >= p.sweeps
 ORDER BY f.leases DESC;
+
+-- name: tell_of_newer: an alert for messages that were first received after their case was opened
+INSERT INTO alert (case_id, dedup_key, severity, title, body)
+SELECT c.case_id, %(dedup_key)s, 'warning', %(title)s, %(body)s
+FROM case_file AS c
+WHERE c.case_id = %(case_id)s AND c.state = 'open' AND %(newest)s::timestamptz > c.opened_at
+ON CONFLICT (dedup_key) DO NOTHING;
+
+-- name: drop_idle: runs that found nothing to do, of more than a day ago
+DELETE FROM run WHERE duty = 'sweep' AND state = 'done' AND counts = '{"due": 0}' AND finished_at < clock_timestamp() - interval '1 day';
 
 -- name: drop_old: counts that no window needs any more; runs keep their own
 DELETE FROM sweep_count WHERE swept_at < clock_timestamp() - interval '30 days';

@@ -19,6 +19,8 @@ def record_look(control: Any, run: Run, moment: str, counted: Counted) -> None:
     """What was found `before` or `after` the run; commits."""
     with control, control.cursor() as cursor:
         hold(cursor, run)
+        if moment == "before":
+            cursor.execute(_SQL["drop_idle"])
         for place in counted.places:
             cursor.execute(_SQL["look"], {
                 "run_id": run.run_id, "moment": moment, "place": place.place, "expired": place.leases,

@@ -60,7 +60,10 @@ class Bucket:
             record = read_record(text) if text else None
         except ContractBroken:
             record = None
-        key = self.keys.message(name)
+        try:
+            key = self.keys.message(name)
+        except (ContractBroken, UnicodeDecodeError):
+            key, record = Key("?", repr(name)), None  # another program's member of our index
         return Seen(name, key, text, record, record is not None and record.state == "C" and record.ends <= now)
 
 

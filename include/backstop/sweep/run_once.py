@@ -116,7 +116,7 @@ def run_duty(
             close_run(control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error))
             raise
         # What each part did is in the run's counts already.
-        close_run(control, run, "done", Counts())
+        close_run(control, run, "done", Counts(due=counts.get("due", 0)))
         return counts
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise StoreUnavailable(

@@ -1,7 +1,8 @@
 """Compares a sample of what Redis says in front of the database with the database, and corrects Redis.
 
-A walk over the keyspace in bounded steps, that goes on where the last sweep stopped: drift that no lease's end would show
-(a DONE that the database does not know, after a restore) is found within some sweeps.
+A walk over the keyspace in bounded steps, that goes on where the last sweep stopped: it shows drift that no lease's end would
+show (a DONE that the database does not know, after a restore), and meets every key of a small Redis within some sweeps. Of a
+large one it is a sample: what a restore needs is a flush of the front.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _correction(seen: Seen, answer: Answer) -> str:
         return "X" if decide_done(answer.truth) is Decision.REPAIR else ""
     # A lease that is alive in Redis though its work is done costs others a wait; one that ended is the sweep's anyway.
     if seen.record.state == "C" and answer.truth is Truth.DONE:
-        return "D" if decide(True, answer.truth) is Decision.REPAIR else ""
+        return "X" if decide(True, answer.truth) is Decision.REPAIR else ""
     return ""
 
 

@@ -64,17 +64,17 @@ def _ask(log: GroupLog | None, seen: Sequence[Seen]) -> list[Answer]:
 def _action(seen: Seen, answer: Answer, decision: Decision, *, alone: bool) -> str:
     """What is done to the record: see lua/settle.lua. Empty: it is left as it is."""
     if seen.record is None:
-        return "" if seen.text else "I"  # it lived its time out, and only the index still names it
-    if decision is Decision.REPAIR:
-        return "D"
-    if decision is Decision.RECLAIM:
-        return "E" if alone else "X"
+        return "I"  # it lived its time out, or is not ours to read: only the index is corrected
+    if decision is Decision.RECLAIM and alone:
+        return "E"
+    if decision is not Decision.KEEP:
+        return "X"  # the database answers until it is told anew: which content is done, only the log knows
     if seen.record.state != "C":
         return "I"
     if not seen.is_expired:
         return "R"
-    if answer.truth is Truth.ALIVE and answer.seconds_left is not None:
-        return f"K{max(1, round(answer.seconds_left * 1000))}"
+    if answer.truth is Truth.ALIVE:
+        return f"K{OPEN_MS // 2 if answer.seconds_left is None else max(1, round(answer.seconds_left * 1000))}"
     return ""
 
 

@@ -19,7 +19,7 @@ from backstop.stores.postgresql_leases import Failing
 
 _SQL = load("backstop.sweep", "queries.sql")
 FAILING_SHOWN = 1000
-"""The worst of a store: thousands of failing messages have one cause."""
+"""The newest of a group and topic: thousands of failing messages have one cause."""
 
 
 def tell_of_leaks(settings: Settings, control: Any, run: Run) -> Counts:
@@ -59,9 +59,9 @@ def tell_of_failing(
     looked: set[str] = set()
     for store in dict.fromkeys(its.store for its in settings.groups.values()):
         least = {
-            (group, topic): settings.policy_for(topic, group).alert_attempts
+            (group, topic): (policy.alert_attempts, policy.redelivery_horizon.total_seconds())
             for group, its in settings.groups.items() if its.store == store and (groups is None or group in groups)
-            for topic in settings.topics_of(group)
+            for topic in settings.topics_of(group) for policy in [settings.policy_for(topic, group)]
         }  # fmt: skip
         if not least:
             continue
@@ -76,8 +76,8 @@ def tell_of_failing(
     with control, control.cursor() as cursor:
         hold(cursor, run)
         for (group, topic), found in failing.items():
-            worst = found[0]
-            open_case(
+            worst, newest = max(found, key=lambda one: one.attempts), max(one.first_received_at for one in found)
+            case_id = open_case(
                 cursor, kind="repeated_failure", topic=topic, group=group, subject="messages", severity="warning",
                 summary=f"{len(found)} messages fail again and again in {group}: {worst.message_id!r} was begun {worst.attempts}"
                         f" times ({worst.error or 'without an error of its handler: its workers died'}). Mend the handler or"
@@ -86,9 +86,15 @@ def tell_of_failing(
                           "seen_at": datetime.now().astimezone()},
                 members=[], run_id=run.run_id,
             )  # fmt: skip
+            # The case told of its first messages; later ones are told too, at most once an hour.
+            cursor.execute(_SQL["tell_of_newer"], {
+                "case_id": case_id, "newest": newest, "dedup_key": f"case/{case_id}/{newest:%Y-%m-%dT%H}",
+                "title": f"Case {case_id}: more messages fail in {group}",
+                "body": f"{found[0].message_id!r} and others of {topic}.",
+            })  # fmt: skip
             counts.add("failing", len(found))
         still = {("repeated_failure", topic, group, "messages") for group, topic in failing}
         counts.add("failing_over", close_by_cause(
-            cursor, "repeated_failure", still, "the messages were done, or given up", groups=looked
+            cursor, "repeated_failure", still, "no message was left undone within the redelivery horizon", groups=looked
         ))  # fmt: skip
     return Counts({name: number for name, number in counts.items() if number}), missed

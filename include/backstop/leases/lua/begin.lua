@@ -12,9 +12,13 @@ local fresh = format('C%013d%016d0001%s|', ends, fence, A[4])
 local answer, held, n = {fence}, {}, 0
 for i = 3, #K do
   local key, asked = K[i], A[i + 2]
-  local old = call('SET', key, fresh .. asked, 'NX', 'GET', 'PX', life)
+  local old = redis.pcall('SET', key, fresh .. asked, 'NX', 'GET', 'PX', life)
   local outcome, a, b = 'A', fence, 1
-  if old then
+  if type(old) == 'table' or old and not rest_of(old) then
+    -- Another program's key stands in the place: nobody can say what it means, and the rest of the batch goes on.
+    outcome, a = 'B', life
+    answer[#answer + 1] = {i - 3, outcome, a, 0}
+  elseif old then
     local state, version, hash = sub(old, 1, 1), string.match(asked, '^(%d+)|([^|]*)')
     local old_version, old_hash = rest_of(old)
     version, old_version = tonumber(version), tonumber(old_version)

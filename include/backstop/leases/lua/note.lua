@@ -1,7 +1,7 @@
 -- Notes in front of the database what it has committed; never over what a later grant has noted, nor a late renewal over
 -- the end of its own work. What stands there and is no record gives way.
 -- KEYS[1] the bucket's index of consuming records   KEYS[2..] the messages
--- ARGV[1] C held | D done | E free again (the record goes)   ARGV[2] lease in ms (C only)   ARGV[3] how long it is kept, in ms
+-- ARGV[1] C held | D done | E free again (the database is asked)   ARGV[2] lease in ms (C only)   ARGV[3] how long it is kept, in ms
 -- ARGV[4..] for each message: fence(16)attempts(4)token|version|hash|host
 -- Answers how many were noted.
 local now = clock()
@@ -15,11 +15,7 @@ for i = 2, #K do
   local stands, fence = record and fence_of(record), tonumber(sub(asked, 1, 16))
   if not stands or stands < fence or stands == fence and not (state == 'C' and byte(record) == 68) then
     noted = noted + 1
-    if state == 'E' then
-      call('DEL', key)
-    else
-      call('SET', key, head .. asked, 'PX', kept)
-    end
+    call('SET', key, head .. asked, 'PX', kept)
     if state == 'C' then
       held[n + 1], held[n + 2] = ends, key
       n = n + 2

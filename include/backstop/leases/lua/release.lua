@@ -1,6 +1,6 @@
 -- Releases leases without the work being done: failed (with its error), or given back by a worker that stops.
 -- KEYS[1] the bucket's index of consuming records   KEYS[2..] the messages
--- ARGV[1] F failed | E given back   ARGV[2] how long the record lives, in ms   ARGV[3] their token
+-- ARGV[1] F failed | E given back | G given back before a handler began: no attempt   ARGV[2] how long the record lives, in ms   ARGV[3] their token
 -- ARGV[4] F: the error
 -- Answers the numbers of the messages that are not ours any more.
 local now = clock()
@@ -10,8 +10,8 @@ for i = 2, #K do
   if is_ours(record, token) then
     local version, hash, host = rest_of(record)
     local attempts = attempts_of(record)
-    if A[1] == 'E' then attempts = math.max(attempts - 1, 0) end
-    local released = format('%s%013d%016d%04d%s|%s|%s|%s', A[1], now, fence_of(record), attempts, token, version, hash, host)
+    if A[1] == 'G' then attempts = math.max(attempts - 1, 0) end
+    local released = format('%s%013d%016d%04d%s|%s|%s|%s', A[1] == 'F' and 'F' or 'E', now, fence_of(record), attempts, token, version, hash, host)
     call('SET', key, A[1] == 'F' and released .. '|' .. A[4] or released, 'PX', A[2])
     n = n + 1
     ended[n] = key

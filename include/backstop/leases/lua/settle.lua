@@ -15,8 +15,10 @@ for i = 2, #K do
     local ends = now + sub(what, 2)
     call('SET', key, format('C%013d', ends) .. sub(record, 15), 'PX', A[2])
     call('ZADD', K[1], ends, key)
+    keep_index(K[1], tonumber(A[2]))
   elseif action == 'R' then
     call('ZADD', K[1], ends_of(record), key)
+    keep_index(K[1], tonumber(A[2]))
   else
     if action == 'D' then
       call('SET', key, format('D%013d', now) .. sub(record, 15), 'PX', A[1])
