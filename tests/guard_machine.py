@@ -27,7 +27,7 @@ from backstop.leases.redis_records import read_record
 from backstop.stores.postgresql_leases import PostgresLeases
 from backstop.sweep.ask_log import GroupLog
 from backstop.sweep.redis_bucket import Bucket
-from backstop.sweep.sample_redis import Fronted, sample_redis
+from backstop.sweep.sample_redis import sample_redis
 from backstop.sweep.sweep_database import sweep_database
 from backstop.sweep.sweep_redis import sweep_bucket
 from backstop.sweep.tally import Tally
@@ -297,9 +297,9 @@ class GuardAndSweep(RuleBasedStateMachine):
             log = GroupLog(group, leases) if self.kind == "front" else None
             for number in self.buckets:
                 bucket = LateBucket(self.stage.exchange, group, number, later=self.later if late else None)
-                sweep_bucket(bucket, "redis", log, tally, limit=6, dry_run=False, done_ms=DAY_MS)
+                sweep_bucket(bucket, "redis", log, tally, limit=6, dry_run=False)
             if log:
-                sample_redis(self.stage.exchange, "redis", {group: Fronted(log, DAY_MS)}, "", tally, dry_run=False)
+                sample_redis(self.stage.exchange, "redis", {group: log}, "", tally, dry_run=False)
         assert not tally.missed
 
     # What must hold at every moment

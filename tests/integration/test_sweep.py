@@ -211,7 +211,7 @@ def test_a_record_that_moved_on_since_it_was_seen_is_not_touched(world: World) -
     bucket = Bucket(RedisExchange(world.urls["backstop_leases"]), GROUP, number)
     seen = bucket.expired(0, 10)
     it.held(told)  # its worker renews between the look and the settling
-    assert bucket.settle(seen, ["X"], done_ms=1000, open_ms=1000) == {0}
+    assert bucket.settle(seen, ["X"], open_ms=1000) == {0}
     assert record(world, "renewed").state == "C"
 
 

@@ -19,8 +19,6 @@ from backstop.leases.lease import Arrival, Done
 from backstop.leases.redis_exchange import Script
 from backstop.stores import postgresql_leases
 from backstop.sweep import redis_bucket
-from backstop.sweep.ask_log import Answer, GroupLog
-from backstop.sweep.decide import Truth as LogSays
 from client_world import Database, postgres, valkey  # noqa: F401
 from guard_machine import GuardAndSweep, KeptDatabase, Stage
 from guard_world import KINDS
@@ -97,11 +95,6 @@ def sweep_of_all(patch: pytest.MonkeyPatch) -> None:
         without(postgresql_leases, "_SQL", statement, ("l.lease_expires_at <= clock_timestamp()", "true"))(patch)
 
 
-def sweep_by_itself(patch: pytest.MonkeyPatch) -> None:
-    """What ended in Redis is called done there, whatever the log says."""
-    patch.setattr(GroupLog, "ask", lambda self, keys: dict.fromkeys(keys, Answer(LogSays.DONE, state="CONSUMED")))
-
-
 OURS = "AND l.owner_token = g.token AND l.state IN ('CONSUMING', 'EXPIRED')"
 WEAKENED: dict[str, tuple[str, str, Switch]] = {
     "complete without the token": ("database", "complete: taken from one", without(
@@ -115,7 +108,6 @@ WEAKENED: dict[str, tuple[str, str, Switch]] = {
     "begin that never takes over": ("database", "nobody is at work|is stuck", without(
         guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "false"))),
     "sweep of leases that run": ("database", "a lease that runs was taken back", sweep_of_all),
-    "sweep of Redis without the database": ("front", "called done", sweep_by_itself),
     "done before it is": ("front", "called done", done_for_everybody),
     "redis: begin without looking at the lease": ("redis", "two holders", without_in_script(
         redis_guard, "_BEGIN", "begin", "elseif left > 0", "elseif false")),

@@ -45,13 +45,13 @@ class Bucket:
         ((now, texts),) = self._exchange.run([(_LOOK, [self.keys.expiry[self.number], *names], [])])
         return [self._seen(name, text or b"", now) for name, text in zip(names, texts, strict=True)]
 
-    def settle(self, seen: Sequence[Seen], actions: Sequence[str], *, done_ms: int, open_ms: int) -> set[int]:
+    def settle(self, seen: Sequence[Seen], actions: Sequence[str], *, open_ms: int) -> set[int]:
         """Does one action each (see lua/settle.lua) where the record is still as it was seen; the numbers of the others."""
         if not seen:
             return set()
         pairs = [part for one, action in zip(seen, actions, strict=True) for part in (action.encode(), one.text)]
         (moved,) = self._exchange.run([(
-            _SETTLE, [self.keys.expiry[self.number], *[one.name for one in seen]], [b"%d" % done_ms, b"%d" % open_ms, *pairs],
+            _SETTLE, [self.keys.expiry[self.number], *[one.name for one in seen]], [b"%d" % open_ms, *pairs],
         )])  # fmt: skip
         return set(moved)
 

@@ -8,7 +8,6 @@ large one it is a sample: what a restore needs is a flush of the front.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -27,25 +26,17 @@ STEPS, STEP = 10, 500
 """SCAN's steps of one sweep and keys looked at in each: milliseconds of the server's time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fronted:
-    """A group whose Redis stands in front of its log."""
-
-    log: GroupLog
-    done_ms: int
-
-
 def sample_redis(
-    exchange: RedisExchange, place: str, groups: Mapping[str, Fronted], goes_on: str, tally: Tally, *, dry_run: bool
+    exchange: RedisExchange, place: str, groups: Mapping[str, GroupLog], goes_on: str, tally: Tally, *, dry_run: bool
 ) -> str:
     """Looks at one sample of the server's keys; returns where the next one goes on. Raises StoreUnavailable."""
     nodes = exchange.nodes()
     number, _, cursor = goes_on.partition(":")
     at = int(number) if number.isdigit() and int(number) < len(nodes) else 0
     next_cursor, names = _walk(nodes[at], int(cursor) if cursor.isdigit() else 0)
-    for group, fronted in groups.items():
+    for group, log in groups.items():
         for bucket in range(BUCKETS):
-            _compare(Bucket(exchange, group, bucket), names, place, fronted, tally, dry_run)
+            _compare(Bucket(exchange, group, bucket), names, place, log, tally, dry_run)
     return f"{at}:{next_cursor}" if next_cursor else f"{(at + 1) % len(nodes)}:0"
 
 
@@ -66,15 +57,15 @@ def _walk(node: Any, cursor: int) -> tuple[int, list[bytes]]:
     return cursor, sorted(names)
 
 
-def _compare(bucket: Bucket, names: Sequence[bytes], place: str, fronted: Fronted, tally: Tally, dry_run: bool) -> None:
+def _compare(bucket: Bucket, names: Sequence[bytes], place: str, log: GroupLog, tally: Tally, dry_run: bool) -> None:
     ours = [name for name in names if _is_of(bucket.keys, bucket.number, name)]
     seen = [one for one in bucket.read(ours) if one.record is not None]
-    answers = fronted.log.ask([one.key for one in seen]) if seen else {}
+    answers = log.ask([one.key for one in seen]) if seen else {}
     wrong = [(one, answers[one.key], action) for one in seen if (action := _correction(one, answers[one.key]))]
     tally.counts.add("sampled", len(seen))
     moved: set[int] = set()
     if not dry_run:
-        moved = bucket.settle([w[0] for w in wrong], [w[2] for w in wrong], done_ms=fronted.done_ms, open_ms=OPEN_MS)
+        moved = bucket.settle([w[0] for w in wrong], [w[2] for w in wrong], open_ms=OPEN_MS)
     for number, (one, answer, _) in enumerate(wrong):
         if number in moved:
             tally.counts.add("moved_on")

@@ -9,9 +9,7 @@ from backstop.config.connections import Connections
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 from backstop.errors import Unavailable
-from backstop.leases.front import CONSUMED_FOR
 from backstop.leases.redis_exchange import RedisExchange
-from backstop.leases.redis_records import milliseconds
 from backstop.records import Counts, Key
 from backstop.stores.open import open_leases
 from backstop.sweep.ask_log import GroupLog
@@ -20,7 +18,7 @@ from backstop.sweep.foreign.protocol import LogStanding
 from backstop.sweep.foreign.protocol import Told as ForeignTold
 from backstop.sweep.parts import Part
 from backstop.sweep.redis_bucket import Bucket
-from backstop.sweep.sample_redis import Fronted, sample_redis
+from backstop.sweep.sample_redis import sample_redis
 from backstop.sweep.sweep_database import sweep_database
 from backstop.sweep.sweep_redis import sweep_bucket
 from backstop.sweep.tally import Line, Tally, Told
@@ -51,7 +49,6 @@ def sweep_part(
                 try:
                     sweep_bucket(
                         Bucket(exchange, part.name, part.bucket), part.place, None, tally, limit=limit, dry_run=dry_run,
-                        done_ms=milliseconds(guard.consumed_for),
                     )  # fmt: skip
                 finally:
                     exchange.close()
@@ -89,7 +86,6 @@ def _sweep_front(
         try:
             sweep_bucket(
                 Bucket(exchange, part.name, part.bucket), part.place, log, tally, limit=limit, dry_run=dry_run,
-                done_ms=milliseconds(CONSUMED_FOR),
             )  # fmt: skip
         finally:
             exchange.close()
@@ -110,8 +106,7 @@ def _sample(
     )
     logs = {name: GroupLog(name, open_leases(settings, connections, its.store)) for name, its in theirs.items()}
     try:
-        fronted = {name: Fronted(log, milliseconds(CONSUMED_FOR)) for name, log in logs.items()}
-        tally.goes_on[part.place] = sample_redis(exchange, part.place, fronted, goes_on, tally, dry_run=dry_run)
+        tally.goes_on[part.place] = sample_redis(exchange, part.place, logs, goes_on, tally, dry_run=dry_run)
     finally:
         exchange.close()
         for log in logs.values():

@@ -20,7 +20,7 @@ OPEN_MS = 3_600_000
 
 
 def sweep_bucket(
-    bucket: Bucket, place: str, log: GroupLog | None, tally: Tally, *, limit: int, dry_run: bool, done_ms: int
+    bucket: Bucket, place: str, log: GroupLog | None, tally: Tally, *, limit: int, dry_run: bool
 ) -> None:
     """At most `limit` records. `log` null: Redis alone holds this group's leases. Raises StoreUnavailable."""
     looked, kept = 0, 0
@@ -36,7 +36,7 @@ def sweep_bucket(
         moved: set[int] = set()
         if not dry_run:
             moved = {chosen[m] for m in bucket.settle(
-                [seen[n] for n in chosen], [actions[n] for n in chosen], done_ms=done_ms, open_ms=OPEN_MS
+                [seen[n] for n in chosen], [actions[n] for n in chosen], open_ms=OPEN_MS
             )}  # fmt: skip
         kept += len(seen) - (0 if dry_run else len(chosen) - len(moved))
         for number, (one, answer, decision) in enumerate(zip(seen, answers, decisions, strict=True)):
