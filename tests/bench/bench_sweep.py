@@ -38,7 +38,7 @@ def bench(full: bool) -> list[Row]:
     stored, expired, in_database = (FULL_STORED, FULL_EXPIRED, FULL_DATABASE) if full else (STORED, EXPIRED, IN_DATABASE)
     with (
         tempfile.TemporaryDirectory() as folder, Postgres(Path(folder) / "pg") as postgres,
-        Valkey(Path(folder) / "vk", appendfsync="everysec") as valkey,
+        Valkey(Path(folder) / "vk", durable=False) as valkey,
     ):  # fmt: skip
         postgres.create_database("consumer")
         dsn = postgres.admin_dsn("consumer")
@@ -46,7 +46,6 @@ def bench(full: bool) -> list[Row]:
         urls = {"leases": valkey.url(), "store": dsn}
         settings = _settings()
         client = redis.Redis.from_url(valkey.url())
-        client.config_set("appendonly", "no")
         _store_done(client, stored)
         idle = [_idle(client, valkey) for _ in range(RUNS)]
         from_redis = []

@@ -112,7 +112,7 @@ WEAKENED: dict[str, tuple[str, str, Switch]] = {
     "redis: begin without looking at the lease": ("redis", "two holders", without_in_script(
         redis_guard, "_BEGIN", "begin", "elseif left > 0", "elseif false")),
     "redis: complete without the token": ("redis", "complete: taken from one", without_in_script(
-        redis_guard, "_COMPLETE", "complete", "sub(record, 35, 66) ~= token", "false")),
+        redis_guard, "_COMPLETE", "complete", "sub(record, 35, 66) == token", "true")),
     "redis: a sweep that does not compare": ("redis", "a record is not as its owner left it", without_in_script(
         redis_bucket, "_SETTLE", "settle", "if record ~= seen", "if false")),
 }  # fmt: skip

@@ -63,11 +63,15 @@ class RedisKeys:
         """(topic, id) by bucket, `at_most` a part: the bucket, their numbers in `messages`, their keys."""
         numbers: list[list[int]] = [[] for _ in range(BUCKETS)]
         keys: list[list[bytes]] = [[] for _ in range(BUCKETS)]
-        place = self.bucket_and_key
+        starts, last, prefix = self._messages, None, b""
+        # `bucket_and_key`, written out: a batch is mostly of one topic, and each call would be felt.
         for number, (topic, message_id) in enumerate(messages):
-            bucket, key = place(topic, message_id)
+            if topic is not last:
+                last, prefix = topic, f"{encoded(topic)}:".encode()
+            suffix = prefix + message_id.encode()
+            bucket = crc32(suffix) % BUCKETS
             numbers[bucket].append(number)
-            keys[bucket].append(key)
+            keys[bucket].append(starts[bucket] + suffix)
         for bucket, found in enumerate(numbers):
             for at in range(0, len(found), at_most):
                 yield bucket, found[at : at + at_most], keys[bucket][at : at + at_most]

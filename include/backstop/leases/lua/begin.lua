@@ -7,14 +7,14 @@
 -- Answers {fence of every fresh grant, then for each message that is no fresh grant: {its number, outcome, a, b}}:
 --   A fence, attempts: taken over | B ms left | D done | S superseded | X conflict
 local now, fence = clock()
-local ends, life = now + A[1], tonumber(A[2])
+local ends, life, try = now + A[1], tonumber(A[2]), redis.pcall
 local fresh = format('C%013d%016d0001%s|', ends, fence, A[4])
 local answer, held, n = {fence}, {}, 0
 for i = 3, #K do
   local key, asked = K[i], A[i + 2]
-  local old = redis.pcall('SET', key, fresh .. asked, 'NX', 'GET', 'PX', life)
+  local old = try('SET', key, fresh .. asked, 'NX', 'GET', 'PX', life)
   local outcome, a, b = 'A', fence, 1
-  if type(old) == 'table' or old and not rest_of(old) then
+  if old and (type(old) == 'table' or not rest_of(old)) then
     -- Another program's key stands in the place: nobody can say what it means, and the rest of the batch goes on.
     outcome, a = 'B', life
     answer[#answer + 1] = {i - 3, outcome, a, 0}

@@ -7,7 +7,8 @@ local lost, ended, n = {}, {}, 0
 local records = call('MGET', unpack(K, 2))
 for i = 2, #K do
   local key, record = K[i], records[i - 1]
-  if is_ours(record, token) then
+  -- is_ours, written out: a call of a function would be felt here.
+  if record and sub(record, 35, 66) == token and (byte(record) == 67 or byte(record) == 69) then
     call('SET', key, done .. sub(record, 15), 'PX', kept)
     n = n + 1
     ended[n] = key
