@@ -13,7 +13,7 @@ import redis
 from backstop.errors import AuditFailed, ConfigurationError, LeaseLost, StoreUnavailable
 from backstop.leases import guard
 from backstop.leases.front import Front
-from backstop.leases.lease import Acquired, Arrival, Busy
+from backstop.leases.lease import Acquired, Arrival, Busy, Conflict
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_guard import RedisGuard
 from backstop.leases.redis_records import RedisKeys, read_record
@@ -362,16 +362,27 @@ def test_check_says_whether_the_redis_of_the_leases_answers_and_keeps_what_it_mu
     world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "12d"}})
     assert [(f.subject, f.good) for f in check_leases(world.settings, world.connections)] == [
         ("front of billing", True), ("front of shipping", True), ("redis of mailer", True), ("redis of mailer: eviction", True),
+        ("redis of mailer: conflicts", True),
     ]  # fmt: skip
     leases(world).config_set("maxmemory-policy", "allkeys-lru")
     try:
-        last = list(check_leases(world.settings, world.connections))[-1]
+        last = next(f for f in check_leases(world.settings, world.connections) if f.subject.endswith("eviction"))
     finally:
         leases(world).config_set("maxmemory-policy", "noeviction")
     assert (last.good, last.says) == (False, "allkeys-lru")
     world.urls["backstop_leases"] = f"redis://:secret@127.0.0.1:{free_port()}/0"
     found = list(check_leases(world.settings, world.connections))
     assert not any(f.good for f in found) and "secret" not in str(found)
+
+
+def test_check_shows_the_conflicts_of_redis_alone(world: World) -> None:
+    world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "12d"}})
+    alone = RedisGuard(RedisExchange(world.urls["backstop_leases"]), "mailer")
+    alone.begin(Arrival(TOPIC, "twice: {used}", b"one content"))
+    assert isinstance(alone.begin(Arrival(TOPIC, "twice: {used}", b"another one")), Conflict)
+    alone.close()
+    last = list(check_leases(world.settings, world.connections))[-1]
+    assert (last.subject, last.good, last.says) == ("redis of mailer: conflicts", False, "1: orders twice: {used}")
 
 
 def test_an_old_dead_letter_neither_keeps_a_case_open_nor_hides_a_message_that_fails_now(world: World) -> None:

@@ -10,6 +10,7 @@ from backstop.config.settings import Settings
 from backstop.errors import BackstopError
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.sweep.foreign.open import open_foreign
+from backstop.sweep.redis_bucket import read_conflicts
 
 OLDEST = (7, 0)
 
@@ -21,6 +22,7 @@ def check_leases(settings: Settings, connections: Connections) -> Iterator[Findi
             yield from _one(connections, f"front of {group}", its.leases.redis, its.leases.cluster, alone=False)
     for name, guard in settings.redis_guards.items():
         yield from _one(connections, f"redis of {name}", guard.redis, guard.cluster, alone=True)
+        yield from _conflicts(connections, name, guard.redis, guard.cluster)
     for name in settings.foreign_leases:
         subject = f"foreign {name}"
         try:
@@ -32,6 +34,22 @@ def check_leases(settings: Settings, connections: Connections) -> Iterator[Findi
             yield Finding(subject, True, "answers")
         except BackstopError as error:
             yield Finding(subject, False, error.what, error.next_step)
+
+
+def _conflicts(connections: Connections, group: str, reference: str, cluster: bool) -> Iterator[Finding]:
+    """Where a database holds the leases its log shows them; here nothing else would."""
+    exchange = RedisExchange(connections.url(reference), cluster=cluster)
+    try:
+        number, some = read_conflicts(exchange, group)
+    except BackstopError:
+        return  # that it does not answer is said already
+    finally:
+        exchange.close()
+    shown = ", ".join(f"{key.topic} {key.message_id}" for key in some)
+    yield Finding(
+        f"redis of {group}: conflicts", number == 0, f"{number}{f': {shown}' if shown else ''}",
+        "These ids came with another content than before, and were not processed: see which producer uses an id twice.",
+    )  # fmt: skip
 
 
 def _one(connections: Connections, subject: str, reference: str, cluster: bool, *, alone: bool) -> Iterator[Finding]:

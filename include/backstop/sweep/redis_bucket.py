@@ -10,7 +10,7 @@ from backstop.leases.redis_exchange import RedisExchange, Script
 from backstop.leases.redis_records import BUCKETS, Record, RedisKeys, read_record
 from backstop.records import Key
 
-_ENDED, _LOOK, _SETTLE = Script("ended"), Script("look"), Script("settle")
+_CONFLICTS, _ENDED, _LOOK, _SETTLE = Script("conflicts"), Script("ended"), Script("look"), Script("settle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,14 @@ class Bucket:
         except (ContractBroken, UnicodeDecodeError):
             key, record = Key("?", repr(name)), None  # another program's member of our index
         return Seen(name, key, text, record, record is not None and record.state == "C" and record.ends <= now)
+
+
+def read_conflicts(exchange: RedisExchange, group: str, at_most: int = 20) -> tuple[int, list[Key]]:
+    """How many messages of a group in Redis alone came with another content than before, and some of them."""
+    keys = RedisKeys(group)
+    answers = exchange.run([(_CONFLICTS, [keys.conflicts[bucket]], [b"%d" % at_most]) for bucket in range(BUCKETS)])
+    names = [name for _, found in answers for name in found[::2]]
+    return sum(number for number, _ in answers), [keys.message(name) for name in names[:at_most]]
 
 
 def count_expired(exchange: RedisExchange, group: str, overdue_ms: int) -> tuple[int, int]:
