@@ -232,15 +232,13 @@ def test_a_lease_that_ended_is_swept_by_spark_and_checked_and_then_nothing_is_st
     leases.close()
     live.rows("consumer_billing", "UPDATE consumer_log SET lease_expires_at = now() - interval '1 s' WHERE message_id = 'stuck'")
     live.rows("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'")
-    _, tasks = live.run("sweep", group="billing", dry_run=False)
+    _, tasks = live.run("sweep", dry_run=False)
     assert set(tasks.values()) == {"success"}, tasks
     assert live.rows("consumer_billing", "SELECT message_id, state FROM consumer_log WHERE message_id IN ('stuck', 'done')"
                      " ORDER BY 1") == [("done", "CONSUMED"), ("stuck", "EXPIRED")]  # fmt: skip
-    counted = live.rows("control", "SELECT place, owner_host, decision, leases FROM sweep_count ORDER BY place, decision")
-    assert counted == [
-        ("database billing_db", "h-1", "RECLAIM", 1), ("front of billing", "h-1", "RECLAIM", 1),
-        ("front of billing", "h-1", "REPAIR", 1),
-    ]  # fmt: skip
+    # The lease in the database and what stood in front of it; what is done was corrected by the bucket's part or by the sample's.
+    counted = "SELECT owner_host, decision, sum(leases)::int FROM sweep_count GROUP BY 1, 2 ORDER BY 2"
+    assert live.rows("control", counted) == [("h-1", "RECLAIM", 2), ("h-1", "REPAIR", 1)]
     checks = live.rows("control", "SELECT suite, passed FROM data_check WHERE suite LIKE 'leases%%' ORDER BY 1")
     assert checks == [("leases_after", True), ("leases_before", True)]
     _, tasks = live.run("sweep")
