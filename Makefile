@@ -34,7 +34,7 @@ mariadb: ## the MariaDB programs that some tests start: Debian's packages, when 
 	  && apt-get update -q && apt-get install -y -q --no-install-recommends mariadb-server-core mariadb-client-core; } \
 	  || echo "No MariaDB here: its tests will fail. On Debian: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core" >&2
 
-test: setup mariadb lint types ## lint, types, and every test (at most 30 minutes on 2 cores)
+test: setup mariadb lint types ## lint, types, and every test (about 40 minutes on 2 cores)
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" $(ARGS)
 
 test-unit: setup ## unit tests only (within 60 s)
