@@ -21,6 +21,7 @@ def record_look(control: Any, run: Run, moment: str, counted: Counted) -> None:
         hold(cursor, run)
         if moment == "before":
             cursor.execute(_SQL["drop_idle"])
+            cursor.execute(_SQL["drop_old"])
         for place in counted.places:
             cursor.execute(_SQL["look"], {
                 "run_id": run.run_id, "moment": moment, "place": place.place, "expired": place.leases,
@@ -55,7 +56,6 @@ def record_tally(control: Any, run: Run, tally: Tally) -> None:
             })  # fmt: skip
         for place, goes_on in tally.goes_on.items():
             cursor.execute(_SQL["goes_on"], {"place": place, "goes_on": goes_on})
-        cursor.execute(_SQL["drop_old"])
     add_counts(control, run, tally.counts)
 
 
