@@ -95,6 +95,28 @@ class RequestState(State):
     SUPERSEDED = "superseded", "the stub moved on before the claim; the number was not taken by this request"
 
 
+class LetterState(State):
+    """Where a dead letter stands."""
+
+    OPEN = "open", "undecided, or waiting: its delivery is DEAD_LETTERED"
+    REPLAYING = "replaying", "a resend request was made for it, and has not ended"
+    REPLAYED = "replayed", "its request's number was published: a copy is, or may be, with the broker; final"
+    DISCARDED = "discarded", "nothing is left to do: the log, or a person, proves it; final"
+
+
+class Category(State):
+    """What kind of death it was."""
+
+    DUPLICATE_SUPPRESSED = "duplicate_suppressed", "the client took a redelivery for a duplicate and did not process it"
+    ALREADY_CONFIRMED = "already_confirmed", "the group's log proves the work done: a false dead letter"
+    BUSY_EXHAUSTED = "busy_exhausted", "the broker gave up while the message was busy; the log shows no failure"
+    EXPIRED = "expired", "it was not taken before its time to live was over"
+    TRANSIENT = "transient", "what the handler needs was away: trying again can help"
+    POISON = "poison", "the handler cannot process this content, however often it is tried"
+    CONFLICT = "conflict", "its id came with another content than before"
+    UNKNOWN = "unknown", "no rule knows the text"
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where a broker stored a copy. `epoch` is the life of the queue; offsets are never compared across epochs."""

@@ -7,7 +7,7 @@ Two protocols, because two different programs hold them: `Broker` (publish and l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from types import TracebackType
@@ -101,6 +101,36 @@ class DeadLetterRef:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One entry of a dead-letter queue, whole, as the broker has it: nothing is guessed, cut or decoded away."""
+
+    queue: str
+    """The dead-letter queue; (queue, broker_id) names the entry in this broker."""
+    broker_id: str
+    group: str | None
+    topic: str | None
+    message_id: str | None
+    """The business key; null when the entry carries none that can be read."""
+    content: bytes
+    headers: bytes
+    """A JSON object of text to text: byte for byte as the broker had it, where it had one."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """What the broker itself wrote to the entry, by the broker's own names."""
+    cause: str = ""
+    """Why, in the broker's words."""
+    error: str = ""
+    """Why, in the consumer's words."""
+    deliveries: int | None = None
+    position: Position | None = None
+    """Where the message was in its topic."""
+    tag: str | None = None
+    partition_key: str | None = None
+    died_at: datetime | None = None
+    invalid: str | None = None
+    """Why it cannot be read as a message, as the end of a sentence; null: it can."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One line of `backstop check`: is what the policy relies on really so?"""
 
@@ -149,11 +179,47 @@ class Broker(Protocol):
         """The group's dead-letter queue, from its beginning to the end it has at the call, nothing removed."""
         ...
 
+    def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
+        """The dead-letter queues in which letters of these groups may lie, each once; one that is empty may be left out.
+
+        A queue that several groups share is listed when one of them is asked for.
+        """
+        ...
+
+    def open_dead_letters(self, queue: str) -> DeadLetterReader:
+        """Reads a dead-letter queue for draining; two readers of one queue at once may get the same letters."""
+        ...
+
     def durability(self, topics: Sequence[str]) -> list[Finding]:
         """What the broker promises to keep across a crash, measured against what Backstop relies on."""
         ...
 
     def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class DeadLetterReader(Protocol):
+    """One reader of one dead-letter queue. Not shared between threads. Raises BrokerUnavailable, and loses nothing by it."""
+
+    def read(self, limit: int) -> list[DeadLetter]:
+        """The next letters that this reader has not handed out, oldest first; empty: it met the end of the queue.
+
+        What is not acknowledged stays in the broker, and another reader gets it again.
+        """
+        ...
+
+    def acknowledge(self, letters: Sequence[DeadLetter]) -> None:
+        """Removes letters that were handed out; idempotent. Call it only after they are stored and committed."""
+        ...
+
+    def close(self) -> None:
+        """What was handed out and not acknowledged is there for the next reader."""
+        ...
 
     def __enter__(self) -> Self: ...
 

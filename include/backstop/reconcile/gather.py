@@ -97,7 +97,8 @@ def gather(
         "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(settings)),
     }  # fmt: skip
     held = with_logs(stubs, tables, settings, connections).localCheckpoint(eager=True)
-    look.look_after_logs(looks, sources)
+    with control, control.cursor() as cursor:
+        look.look_after_logs(looks, sources, cursor)
     quarantine_logs(held, settings, control, run)
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["every_decision"], {"topics": sorted(topics)})

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from backstop.errors import Unavailable
+from backstop.named_sql import load
 from backstop.records import Verdict
 from backstop.resend.claim import Worker
 from backstop.verdicts.judge import Judged
 
+_SQL = load("backstop.resend", "queries.sql")
 _New = set[tuple[str | None, str]]
 """(group, message id) of letters since the step; without a group: of every group."""
 
@@ -52,4 +54,8 @@ class OldLetters:
         except Unavailable as error:
             self._worker.miss(f"broker {name}", error.what)
             return None
+        # The queues before what was drained from them: a letter that moves meanwhile is seen once at least.
+        with self._worker.control, self._worker.control.cursor() as cursor:
+            cursor.execute(_SQL["stored_letters_since"], {"topic": self._topic, "since": self._since})
+            new.update(cursor.fetchall())
         return new

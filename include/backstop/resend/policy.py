@@ -20,8 +20,11 @@ from backstop.verdicts.judge import Told
 Route = Literal["topic", "group"]
 
 RECONCILE = "reconcile"
-"""Who asks by machine; everybody else is triage or a person, who may overrule an EXHAUSTED or a
-DEAD_LETTERED."""
+"""Asks by machine for what is eligible; everybody else may overrule an EXHAUSTED or a DEAD_LETTERED."""
+TRIAGE = "triage"
+"""Asks by machine for a dead letter whose cause lets it be replayed; the rules of routes and order hold for it."""
+MACHINES = frozenset({RECONCILE, TRIAGE})
+"""Everybody else is a person, who looked."""
 NO_ROUTE = "no_route"
 """The error of a request that cannot be sent without reaching a group that takes no duplicates; reconcile
 makes the case."""
@@ -117,13 +120,13 @@ def decide(
 
     Groups that need no copy any more, or not yet, are left out of the send; the others do not wait for them.
     """
-    person = requested_by != RECONCILE
+    overrules, person = requested_by != RECONCILE, requested_by not in MACHINES
     mine = [one for one in judged if asked is None or one.consumer_group in asked]
     if as_of >= created_at + policy.replay_horizon:
         return NotNeeded(TOO_OLD)
     send, wait, done = [], [], []
     for one in mine:
-        if _may_send(one, person):
+        if _may_send(one, overrules):
             send.append(one.consumer_group)
         elif _waits(one, duplicates):
             wait.append(one)
@@ -142,8 +145,8 @@ def decide(
     return NotNeeded(_say(done) or "no group owes it")
 
 
-def _may_send(one: Told, person: bool) -> bool:
-    if person:
+def _may_send(one: Told, overrules: bool) -> bool:
+    if overrules:
         return one.verdict not in _DONE and one.verdict not in _WAIT
     return one.eligible
 

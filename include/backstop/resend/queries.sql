@@ -2,7 +2,7 @@
 
 -- name: ask: new requests; closed ones whose number is still free are opened again, open ones get the groups added
 -- A row that is claimed or whose number was published is not returned, because it is not touched. A person's request stays a
--- person's, whoever joins it. What a person gave up only a person asks for again.
+-- person's, whoever joins it, and triage's stays triage's when reconcile joins. What a person gave up only a person asks for again.
 INSERT INTO resend_request AS r (shard, topic, message_id, send_number, groups, reason, requested_by, route, held, run_id)
 SELECT a.shard, a.topic, a.message_id, a.send_number, a.groups, a.reason, a.requested_by, a.route, a.held, %(run_id)s
 FROM jsonb_to_recordset(%(asks)s::jsonb) AS a(shard text, topic text, message_id text, send_number int, groups text[],
@@ -17,11 +17,13 @@ ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
     END,
     reason = CASE WHEN r.state = 'open' THEN r.reason ELSE excluded.reason END,
     requested_by = CASE
-        WHEN r.state = 'open' AND excluded.requested_by = 'reconcile' THEN r.requested_by ELSE excluded.requested_by
+        WHEN r.state = 'open' AND (excluded.requested_by = 'reconcile'
+            OR excluded.requested_by = 'triage' AND r.requested_by <> 'reconcile') THEN r.requested_by
+        ELSE excluded.requested_by
     END,
     route = CASE WHEN r.state = 'open' AND r.groups IS DISTINCT FROM excluded.groups THEN 'topic' ELSE excluded.route END,
     run_id = CASE WHEN r.state = 'open' THEN r.run_id ELSE excluded.run_id END,
-    not_before = CASE WHEN r.state = 'open' AND excluded.requested_by = 'reconcile' THEN r.not_before
+    not_before = CASE WHEN r.state = 'open' AND excluded.requested_by IN ('reconcile', 'triage') THEN r.not_before
         ELSE clock_timestamp() END,
     closed_by_run = NULL,
     error = NULL,
@@ -32,7 +34,7 @@ ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
     created_at = CASE WHEN r.state = 'open' THEN r.created_at ELSE statement_timestamp() END,
     updated_at = statement_timestamp()
 WHERE r.state IN ('open', 'not_needed', 'superseded')
-    AND (r.given_up_by IS NULL OR excluded.requested_by <> 'reconcile')
+    AND (r.given_up_by IS NULL OR excluded.requested_by NOT IN ('reconcile', 'triage'))
 RETURNING CASE
     WHEN xmax = 0 THEN 'requests'
     WHEN r.created_at = r.updated_at THEN 'reopened'
@@ -153,3 +155,8 @@ SET state = x.state, claim_token = NULL, claim_deadline = NULL, error = x.error,
 FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, error text, claim_token uuid)
 WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = x.claim_token
     AND (x.state <> 'open' OR r.claim_deadline <= clock_timestamp());
+
+-- name: stored_letters_since: drained dead letters of a topic that are not decided, and died since then or nobody knows when
+SELECT consumer_group, message_id FROM dead_letter
+WHERE state = 'open' AND message_id IS NOT NULL AND (topic = %(topic)s OR topic IS NULL)
+    AND (died_at IS NULL OR died_at >= %(since)s);

@@ -177,7 +177,7 @@ class Judge:
             })  # fmt: skip
             logs, answered = read_logs(self.sources, owed, set())
             delivery = self._engine.run("delivery", {"owed": owed, "found_log": logs, "answered": answered})
-            look.look_after_logs(looks, self.sources)
+            look.look_after_logs(looks, self.sources, cursor, once.column("message_id").to_pylist())
             cursor.execute(_SQL["decisions"], {
                 "topics": once.column("topic").to_pylist(), "ids": once.column("message_id").to_pylist(),
             })  # fmt: skip

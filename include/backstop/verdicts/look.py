@@ -6,7 +6,7 @@ caller calls after the logs). Whatever arrives in between can only turn a verdic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -271,11 +271,13 @@ def look_at_shards(looks: Looks, sources: Sources, cursor: Any, shards: Mapping[
             looks.shards[shard] = (False, attempts_read)
 
 
-def look_after_logs(looks: Looks, sources: Sources) -> None:
-    """Each group's log floor, and its dead-letter queue to the end it has now; call it after the logs were read.
+def look_after_logs(looks: Looks, sources: Sources, cursor: Any, ids: Sequence[str] | None = None) -> None:
+    """Each group's log floor, and its dead letters to the end they have now; call it after the logs were read. `ids`: of
+    these messages alone, where that is cheaper; null: of all.
 
     The floor comes last because a purge raises it before it deletes: a log that was gone when we asked for it is then
-    below the floor we read.
+    below the floor we read. The broker's queue comes before the letters that were drained: the drain stores a letter before
+    it takes it from the queue, so that one which moves meanwhile is seen once at least.
     """
     read: dict[tuple[str, str], bool] = {}
     for (topic, group), look in looks.groups.items():
@@ -287,6 +289,17 @@ def look_after_logs(looks: Looks, sources: Sources) -> None:
         if (name, group) not in read:
             read[name, group] = _look_at_dead_letters(looks, sources, name, group)
         looks.groups[topic, group] = replace(look, dead_letters_read=read[name, group])
+    _look_at_stored_letters(looks, cursor, ids)
+
+
+def _look_at_stored_letters(looks: Looks, cursor: Any, ids: Sequence[str] | None) -> None:
+    """Letters that were drained and are not decided; one that lost its topic may be of any topic its group takes."""
+    cursor.execute(_SQL["stored_letters"], {
+        "topics": sorted({topic for topic, _ in looks.groups}), "ids": None if ids is None else list(ids),
+    })  # fmt: skip
+    for topic, message_id, group in cursor.fetchall():
+        topics = [topic] if topic is not None else [t for t, g in looks.groups if group in (None, g)]
+        looks.dead.extend({"topic": t, "message_id": message_id, "consumer_group": group} for t in dict.fromkeys(topics))
 
 
 def _look_at_dead_letters(looks: Looks, sources: Sources, broker: str, group: str) -> bool:

@@ -37,6 +37,16 @@ SELECT topic, message_id, consumer_group
 FROM delivery_decision
 WHERE decision = 'discard' AND topic = ANY (%(topics)s);
 
+-- name: stored_letters: dead letters that were drained and are not decided, of these topics
+-- One of an unknown topic may be of any. `ids`: only these messages; null: all of the topics.
+SELECT topic, message_id, consumer_group
+FROM dead_letter
+WHERE state = 'open' AND message_id IS NOT NULL AND (topic = ANY (%(topics)s) OR topic IS NULL)
+    AND (%(ids)s::text[] IS NULL OR message_id = ANY (%(ids)s::text[]));
+
+-- name: drained_until: up to when each dead-letter queue of a broker was emptied into the store
+SELECT queue, drained_until FROM drain_mark WHERE broker = %(broker)s;
+
 -- name: control_clock: the one clock that as_of is read from
 SELECT clock_timestamp();
 

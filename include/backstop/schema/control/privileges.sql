@@ -25,7 +25,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     staged_stub, staged_count, staged_read, verdict, verdict_count, resend_batch, resend_request, case_file,
     case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_shard, watch_finding,
-    sweep_count, sweep_look, sweep_sample, sweep_place
+    sweep_count, sweep_look, sweep_sample, sweep_place,
+    drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note
     TO backstop_duty;
 GRANT SELECT ON backstop_control_version TO backstop_duty;
 -- Staging goes through a temporary table; PUBLIC may make one only where nobody took that away.
@@ -42,5 +43,6 @@ GRANT SELECT ON
     case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_shard, watch_finding,
     sweep_count, sweep_look, sweep_sample, sweep_place,
+    drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
     backstop_control_version
     TO backstop_reader;

@@ -1,0 +1,1 @@
+"""Dead letters: drained, understood, decided; nothing of them is lost on the way."""
