@@ -17,6 +17,8 @@ from backstop.errors import BrokerUnavailable, Unavailable
 from backstop.records import Counts
 from backstop.resend.work import prepare, run_once
 from backstop.runs.control import connect
+from letters import INSERT
+from letters import values as letter_values
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401
 
 CANARY = 4
@@ -309,6 +311,20 @@ def test_messages_dead_lettered_before_the_ramp_do_not_stop_it_and_a_new_letter_
     ((_, kind, _, _, summary, evidence),) = cases(ramped)
     assert kind == "ramp_stopped" and f"1 dead lettered ({wanted[5]})" in summary
     assert evidence["harm"] == {"dead_lettered": 1}
+
+
+def test_letters_that_were_drained_count_as_those_in_the_queue(ramped: World) -> None:
+    wanted = ids(12)
+    ramped.stubs(wanted)
+    for message_id in wanted:
+        ramped.sql("control", INSERT, letter_values(message_id, age="1 hour"))
+    ramped.ask(wanted, by="case 1", ramped=True)
+    ramped.resend()
+    confirm(ramped, *wanted[:4])
+    ramped.resend()
+    assert out(ramped) == wanted and cases(ramped) == [], "they died long before the step"
+    ramped.sql("control", INSERT, letter_values(wanted[5], age="0 seconds"))
+    assert ramped.resend()["batches_stopped"] == 1
 
 
 def test_a_step_waits_when_nobody_can_say_how_old_its_dead_letters_are(ramped: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,20 @@ def test_a_request_publishes_its_number_once_and_the_rows_say_so(world: World) -
     assert world.resend() == {}, "done twice, nothing more"
 
 
+def test_a_request_belongs_to_whoever_may_overrule_most(world: World) -> None:
+    world.stubs(["m"])
+    for by, belongs_to in (("reconcile", "reconcile"), ("triage", "triage"), ("reconcile", "triage"), ("case 1", "case 1"),
+                           ("triage", "case 1"), ("reconcile", "case 1")):  # fmt: skip
+        world.ask(["m"], by=by)
+        assert world.request("m")["requested_by"] == belongs_to, by
+    world.sql("control", """WITH c AS (
+        INSERT INTO case_file (kind, topic, summary) VALUES ('ramp_stopped', 'orders', 's') RETURNING case_id)
+        UPDATE resend_request SET state = 'not_needed', given_up_by = c.case_id FROM c""")
+    for machine in ("reconcile", "triage"):
+        assert world.ask(["m"], by=machine) == {"already_asked": 1}, "what a person gave up only a person asks for again"
+    assert world.ask(["m"], by="case 2") == {"reopened": 1}
+
+
 def test_asking_joins_an_open_request_reopens_a_closed_one_and_leaves_a_taken_one(world: World) -> None:
     world.stubs(["m"])
     assert world.ask(["m"], groups=("billing",)) == {"requests": 1}

@@ -137,7 +137,12 @@ def test_for_a_person_only_confirmed_voided_and_in_progress_close_it(verdict: Ve
     assert isinstance(decision, NotNeeded if closing else Send)
 
 
-@pytest.mark.parametrize(("verdict", "by"), list(product(sorted(WAITS), ["reconcile", "case 3"])))
+@pytest.mark.parametrize("verdict", sorted(NOT_NEEDED))
+def test_triage_overrules_what_a_person_overrules(verdict: Verdict) -> None:
+    assert decided(judged("billing", verdict), by="triage") == decided(judged("billing", verdict), by="case 3")
+
+
+@pytest.mark.parametrize(("verdict", "by"), list(product(sorted(WAITS), ["reconcile", "triage", "case 3"])))
 def test_a_verdict_that_waits_postpones_until_its_next_look(verdict: Verdict, by: str) -> None:
     later = NOW + timedelta(hours=2)
     assert decided(judged("billing", verdict, next_look=later), by=by).until == later  # type: ignore[attr-defined]
@@ -156,12 +161,13 @@ def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case
     lost = judged("billing", Verdict.LOST, eligible=True)
     blocked = {"billing": "guard", "shipping": "no"}
     assert decided(lost, duplicates=blocked) == NotNeeded(NO_ROUTE)
+    assert decided(judged("billing", Verdict.DEAD_LETTERED), duplicates=blocked, by="triage") == NotNeeded(NO_ROUTE)
     assert decided(lost, duplicates=blocked, by="case 5") == Send(("billing",), "topic"), (
         "a person decided so"
     )
 
 
-@pytest.mark.parametrize("by", ["reconcile", "case 3"])
+@pytest.mark.parametrize("by", ["reconcile", "triage", "case 3"])
 def test_nothing_is_sent_beyond_the_replay_horizon_by_a_person_either(by: str) -> None:
     lost = judged("billing", Verdict.LOST, eligible=True)
     assert decided(lost, by=by, age=POLICY.replay_horizon) == NotNeeded(TOO_OLD)
