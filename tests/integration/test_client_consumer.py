@@ -89,6 +89,12 @@ class World:
     def dead(self) -> list[str | None]:
         return [dead.message_id for dead in self.broker.dead_letters(GROUP)]
 
+    def dead_of(self, valkey: Valkey) -> list[str]:
+        """What the consumer said of each dead letter."""
+        with redis.Redis.from_url(valkey.url()) as server:
+            letters: Any = server.xrange(Keys("backstop").dead(TOPIC, GROUP))
+        return [fields[b"error"].decode() for _, fields in letters]
+
 
 @pytest.fixture
 def world(broker: RedisStreams, consumer: Database) -> World:
@@ -188,7 +194,7 @@ def test_a_failed_handler_has_no_effect_leaves_its_error_and_is_tried_again(worl
     assert (row["state"], row["attempts"], row["fence"], world.effects()) == ("CONSUMED", 3, 3, [ID])
 
 
-def test_a_handler_that_always_fails_ends_as_a_dead_letter_with_its_log(world: World) -> None:
+def test_a_handler_that_always_fails_ends_as_a_dead_letter_with_its_log_and_its_error(world: World, valkey: Valkey) -> None:
     def never(connection: Any, message: Message, work: Work) -> None:
         raise ValueError(f"delivery {work.deliveries}")
 
@@ -196,6 +202,7 @@ def test_a_handler_that_always_fails_ends_as_a_dead_letter_with_its_log(world: W
     with world.worker(never) as consumer:
         drain(consumer, lambda c: world.dead() == [ID])
     assert (world.log()["state"], world.log()["attempts"]) == ("FAILED", DELIVERY_LIMIT)
+    assert world.dead_of(valkey) == [f"ValueError: delivery {DELIVERY_LIMIT}"]
 
 
 def test_a_handler_that_broke_its_transaction_and_hid_it_fails(world: World) -> None:

@@ -18,7 +18,7 @@ from backstop.client.check_message import GROUP_BYTES, check_text
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lease_store import lease_store
-from backstop.client.process import Ended, process, process_under_row_lock
+from backstop.client.process import Ended, process, process_under_row_lock, told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
 from backstop.errors import ConfigurationError, ContractBroken, StoreUnavailable, Unavailable
@@ -35,6 +35,8 @@ LONGEST_PAUSE = timedelta(seconds=5)
 ACKNOWLEDGE_EVERY = 1.0
 """Seconds: slow messages are not all acknowledged at the end of their batch, or the broker would
 redeliver."""
+CONFLICT = "Conflict: its id came with another content than before; it was not applied"
+"""What a dead letter says of it."""
 
 
 class Consumer:
@@ -137,7 +139,7 @@ class Consumer:
             except ContractBroken as error:
                 counts.add("broken")
                 log.error("A message of %r (%s): %s", received.message.topic, received.broker_id, error)
-                self._subscription.hand_back(received, after=self._retry_after, counts=True)
+                self._subscription.hand_back(received, after=self._retry_after, counts=True, error=told(error))
                 continue
             if copy.is_for(self._group):
                 ours.append(copy)
@@ -163,7 +165,8 @@ class Consumer:
                     counts.add(Ended.LEASE_LOST.value)  # while it waited for its turn: another worker has it, or will
                 elif isinstance(outcome, Acquired):
                     message, entered = copy.received.message, outcome
-                    self._end(copy, process(self._store, way, message, outcome, self._work(copy, outcome, lost[outcome])), counts)
+                    work = self._work(copy, outcome, lost[outcome])
+                    self._end(copy, *process(self._store, way, message, outcome, work), counts)
                     self._keeper.release(outcome)
                 else:
                     self._answer(copy, outcome, counts)
@@ -187,12 +190,12 @@ class Consumer:
         try:
             while left and not self.stopping.is_set():
                 copy = left[0]
-                outcome = process_under_row_lock(
+                outcome, error = process_under_row_lock(
                     self._rows, way, self._group, copy.received.message, copy.arrival, self._work(copy, None, threading.Event()),
                     self._retry_after, self._owner_host,
                 )  # fmt: skip
                 if isinstance(outcome, Ended):
-                    self._end(copy, outcome, counts)
+                    self._end(copy, outcome, error, counts)
                 else:
                     self._answer(copy, outcome, counts)
                 left.pop(0)
@@ -213,12 +216,12 @@ class Consumer:
                 self._hand_back(copy, self._retry_after, counts)
             raise
 
-    def _end(self, copy: Copy, ended: Ended, counts: Counts) -> None:
+    def _end(self, copy: Copy, ended: Ended, error: str | None, counts: Counts) -> None:
         counts.add(ended.value)
         if ended is Ended.PROCESSED:
             self._done.append(copy.received)
         elif ended is Ended.FAILED:
-            self._subscription.hand_back(copy.received, after=self._retry_after, counts=True)
+            self._subscription.hand_back(copy.received, after=self._retry_after, counts=True, error=error)
 
     def _answer(self, copy: Copy, outcome: Begun, counts: Counts) -> None:
         """What to tell the broker about a message whose lease was not granted."""
@@ -235,7 +238,7 @@ class Consumer:
                     copy.arrival.message_id,
                     copy.arrival.topic,
                 )
-                self._subscription.hand_back(copy.received, after=self._retry_after, counts=True)
+                self._subscription.hand_back(copy.received, after=self._retry_after, counts=True, error=CONFLICT)
         counts.add(type(outcome).__name__.lower())
 
     def _acknowledge_done(self) -> None:

@@ -27,8 +27,11 @@ class Ended(Enum):
     """Another worker took the message over: what it does counts; do not acknowledge."""
 
 
-def process(store: LeaseStore, way: Transactional | Leased, message: Message, lease: Acquired, work: Work) -> Ended:
-    """The work of a lease in hand. StoreUnavailable: whether a commit that was cut off took place is the log's to say."""
+def process(
+    store: LeaseStore, way: Transactional | Leased, message: Message, lease: Acquired, work: Work
+) -> tuple[Ended, str | None]:
+    """The work of a lease in hand: how it ended, and the handler's error when it failed. StoreUnavailable: whether a commit
+    that was cut off took place is the log's to say."""
     try:
         match way:
             case Transactional(handler):
@@ -39,7 +42,7 @@ def process(store: LeaseStore, way: Transactional | Leased, message: Message, le
                 store.complete(lease)
     except LeaseLost as error:
         log.warning("%s", error)
-        return Ended.LEASE_LOST
+        return Ended.LEASE_LOST, None
     except StoreUnavailable:
         raise
     except Exception as error:
@@ -48,16 +51,17 @@ def process(store: LeaseStore, way: Transactional | Leased, message: Message, le
             store.fail(lease, told(error))
         except LeaseLost as lost:
             log.warning("%s", lost)
-            return Ended.LEASE_LOST
-        return Ended.FAILED
-    return Ended.PROCESSED
+            return Ended.LEASE_LOST, None
+        return Ended.FAILED, told(error)
+    return Ended.PROCESSED, None
 
 
 def process_under_row_lock(
     store: KeptConnection, way: RowLock, group: str, message: Message, arrival: Arrival, work: Work,
     retry_after: timedelta, owner_host: str | None,
-) -> Ended | Begun:  # fmt: skip
-    """The work of a message whose business row decides; what the log says of one that it did not let end."""
+) -> tuple[Ended | Begun, str | None]:  # fmt: skip
+    """The work of a message whose business row decides, with the handler's error; what the log says of one that it did not
+    let end."""
     try:
         with store.transaction() as connection:
             found = way.handler(connection, message, work)
@@ -67,17 +71,17 @@ def process_under_row_lock(
                 raise _NotLogged
     except _NotLogged:
         with store.short_transaction() as connection:
-            return row_lock.why_not(connection, group, arrival)
+            return row_lock.why_not(connection, group, arrival), None
     except StoreUnavailable:
         raise
     except Exception as error:
         if getattr(error, "pgcode", getattr(error, "sqlstate", None)) == _LOCK_NOT_AVAILABLE:
-            return Busy(retry_after)  # another worker has the row; nothing failed
+            return Busy(retry_after), None  # another worker has the row; nothing failed
         log.warning("The handler failed on %r in %r.", arrival.message_id, arrival.topic, exc_info=error)
         with store.short_transaction() as connection:
             kept = row_lock.record_failure(connection, group, arrival, told(error), owner_host)
-        return Ended.FAILED if kept else Busy(retry_after)
-    return Done() if found is Row.ALREADY else Ended.PROCESSED
+        return (Ended.FAILED, told(error)) if kept else (Busy(retry_after), None)
+    return Done() if found is Row.ALREADY else Ended.PROCESSED, None
 
 
 class _NotLogged(BackstopError):

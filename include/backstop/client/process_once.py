@@ -132,13 +132,13 @@ class ProcessOnce:
                 return process_under_row_lock(
                     self._rows, way, self._group, message, copy.arrival, self._work(deliveries, None, threading.Event()),
                     self._retry_after, self._owner_host,
-                )  # fmt: skip
+                )[0]  # fmt: skip
             (begun,) = self._store.begin([copy.arrival])
             if not isinstance(begun, Acquired):
                 return begun
             lost = self._keeper.hold([begun])[begun]
             try:
-                return process(self._store, way, message, begun, self._work(deliveries, begun, lost))
+                return process(self._store, way, message, begun, self._work(deliveries, begun, lost))[0]
             except StoreUnavailable:
                 raise
             except BaseException:
