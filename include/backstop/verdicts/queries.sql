@@ -44,9 +44,6 @@ FROM dead_letter
 WHERE state = 'open' AND message_id IS NOT NULL AND (topic = ANY (%(topics)s) OR topic IS NULL)
     AND (%(ids)s::text[] IS NULL OR message_id = ANY (%(ids)s::text[]));
 
--- name: drained_until: up to when each dead-letter queue of a broker was emptied into the store
-SELECT queue, drained_until FROM drain_mark WHERE broker = %(broker)s;
-
 -- name: control_clock: the one clock that as_of is read from
 SELECT clock_timestamp();
 
