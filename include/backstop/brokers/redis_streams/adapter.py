@@ -16,7 +16,7 @@ from backstop.brokers.protocol import (
     QueueState,
     Receipt,
 )
-from backstop.brokers.redis_streams import create, look, publish, receive
+from backstop.brokers.redis_streams import create, drain, look, publish, receive
 from backstop.brokers.redis_streams.exchange import Exchange
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.measure_durability import measure_durability
@@ -25,7 +25,7 @@ from backstop.records import Message, Outcome
 
 _SCRIPTS = (
     create.CREATE_QUEUE, create.TRIM, publish.PUBLISH,
-    look.LOOK_QUEUE, look.LOOK_GROUP, look.LOOK_TIME, look.READ_DEAD,
+    look.LOOK_QUEUE, look.LOOK_GROUP, look.LOOK_TIME, look.READ_DEAD, drain.READ_DEAD_WHOLE,
     receive.REDELIVER, receive.HAND_BACK, receive.ACKNOWLEDGE, receive.LEAVE,
 )  # fmt: skip
 
@@ -72,6 +72,7 @@ class RedisStreams:
         )
         self._publisher = publish.Publisher(self._exchange, self._keys)
         self._looker = look.Looker(self._exchange, self._keys)
+        self._drain = drain.Drain(self._exchange, self._keys)
         self._creator = create.Creator(self._exchange, self._keys)
 
     def __repr__(self) -> str:
@@ -143,6 +144,14 @@ class RedisStreams:
 
     def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
         return self._looker.dead_letters(group)
+
+    def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
+        """One a group and topic that the group ever took, also when the topic is gone. Letters of a group that nobody
+        names are not found: this server has no list of all groups."""
+        return self._drain.queues(groups)
+
+    def open_dead_letters(self, queue: str) -> drain.RedisDeadLetters:
+        return self._drain.open(queue)
 
     def durability(self, topics: Sequence[str]) -> list[Finding]:
         return measure_durability(self._exchange, self._keys, topics)
