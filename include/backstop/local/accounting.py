@@ -13,7 +13,7 @@ from typing import Any
 
 from backstop.local.workers import demo_broken
 
-CHECKER = Path(__file__).with_name("checker.py")
+CHECKER = Path(__file__).with_name("checker")
 WIDTH = 80
 FAULTS = {
     "crash_before_send": "committed, died before the send",

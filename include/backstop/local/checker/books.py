@@ -1,0 +1,209 @@
+"""Reads what the tables say, once, with the checker's own SQL; and the ledger of what was injected."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+Key = tuple[str, str]
+"""(topic, message id)"""
+Resend = tuple[int, frozenset[str] | None, str]
+"""(send number above 1, groups addressed or None for all, outcome)"""
+SAMPLE = 5
+
+
+@dataclass
+class Books:
+    """What the tables say, read once."""
+
+    business: dict[Key, list[str]] = field(default_factory=lambda: defaultdict(list))
+    stubs: dict[Key, list[tuple[str, str, int]]] = field(default_factory=lambda: defaultdict(list))
+    """key -> (shard, status, send_count), one for each shard that has it"""
+    resends: dict[Key, list[Resend]] = field(default_factory=lambda: defaultdict(list))
+    excess_attempts: int = 0
+    effects: dict[str, Counter[Key]] = field(default_factory=dict)
+    consumed: dict[str, set[Key]] = field(default_factory=dict)
+    taken_over: dict[str, set[Key]] = field(default_factory=dict)
+    stopped: dict[str, set[Key]] = field(default_factory=dict)
+    """group -> messages of which the database itself stopped a second copy"""
+    unended: dict[str, set[Key]] = field(default_factory=dict)
+    fences: dict[str, dict[Key, list[int]]] = field(default_factory=dict)
+    """group -> the fences under which a message's effects were committed"""
+    cases: dict[Key, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
+    """key -> (kind, state) of the cases that it is a member of"""
+    quarantined: set[Key] = field(default_factory=set)
+    seen: dict[Key, set[tuple[str, str, str]]] = field(default_factory=lambda: defaultdict(set))
+    """key -> (group, verdict, reason) that some run decided; injected and unfinished messages only"""
+    latest: dict[tuple[Key, str], str] = field(default_factory=dict)
+    failed_checks: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(suite, expectation) -> in how many runs it did not hold"""
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Problems:
+    """What is wrong, by rule, with a few ids each."""
+
+    found: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, rule: str, *subject: object) -> None:
+        self.found[rule].append(" ".join(str(part) for part in subject))
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [
+            {"rule": rule, "count": len(all_of), "sample": sorted(all_of)[:SAMPLE]} for rule, all_of in sorted(self.found.items())
+        ]
+
+
+Ledger = dict[str, list[dict[str, Any]]]
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """Fault -> its lines: each names a topic and a message_id, and the one consumer_group it hit, or null."""
+    return {
+        file.stem: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        for file in sorted(folder.glob("*.jsonl"))
+    }
+
+
+def keys_of(lines: Iterable[dict[str, Any]]) -> set[Key]:
+    return {(line["topic"], line["message_id"]) for line in lines}
+
+
+def rows(dsn: str, statement: str, parameters: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+    connection = psycopg2.connect(dsn, connect_timeout=10)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return list(cursor.fetchall())
+    finally:
+        connection.close()
+
+
+def read_books(places: dict[str, Any], ledger: Ledger) -> Books:
+    books = Books()
+    for shard, dsn in places["producers"].items():
+        for topic, message_id in rows(dsn, "SELECT topic, message_id FROM business_order"):
+            books.business[topic, message_id].append(shard)
+        for topic, message_id, status, sends in rows(dsn, "SELECT topic, message_id, status, send_count FROM message_stub"):
+            books.stubs[topic, message_id].append((shard, status, sends))
+        for topic, message_id, number, groups, outcome in rows(
+            dsn,
+            "SELECT topic, message_id, send_number, groups, outcome FROM send_attempt WHERE send_number > 1",
+        ):
+            books.resends[topic, message_id].append((number, frozenset(groups) if groups else None, outcome))
+        books.excess_attempts += rows(
+            dsn,
+            "SELECT count(*) FROM send_attempt a LEFT JOIN message_stub s USING (topic, message_id)"
+            " WHERE s.message_id IS NULL OR a.send_number > s.send_count",
+        )[0][0]
+    for group, dsn in places["groups"].items():
+        effects = rows(dsn, "SELECT topic, message_id, fence FROM effect WHERE consumer_group = %s", (group,))
+        books.effects[group] = Counter((topic, message_id) for topic, message_id, _ in effects)
+        books.fences[group] = defaultdict(list)
+        for topic, message_id, fence in effects:
+            books.fences[group][topic, message_id].append(fence)
+        log = "SELECT topic, message_id FROM consumer_log WHERE consumer_group = %s AND "
+        done = rows(dsn, log + "state = 'CONSUMED' AND consumed_at IS NOT NULL", (group,))
+        books.consumed[group] = {(topic, message_id) for topic, message_id in done}
+        for told, which in (
+            (books.taken_over, "attempts > 1"), (books.stopped, "duplicates_stopped > 0"), (books.unended, "state <> 'CONSUMED'"),
+        ):  # fmt: skip
+            told[group] = {(topic, message_id) for topic, message_id in rows(dsn, log + which, (group,))}
+    read_control(places["control"], books, ledger)
+    return books
+
+
+def read_control(dsn: str, books: Books, ledger: Ledger) -> None:
+    for topic, message_id, kind, state in rows(
+        dsn,
+        "SELECT m.topic, m.message_id, c.kind, c.state FROM case_member m JOIN case_file c USING (case_id)",
+    ):
+        books.cases[topic, message_id].add((kind, state))
+    quarantined = rows(
+        dsn,
+        "SELECT DISTINCT topic, message_id FROM quarantine WHERE topic IS NOT NULL AND message_id IS NOT NULL",
+    )
+    books.quarantined = {(topic, message_id) for topic, message_id in quarantined}
+    interesting = {message_id for lines in ledger.values() for _, message_id in keys_of(lines)}
+    interesting |= {key[1] for key, found in books.stubs.items() if any(status != "confirmed" for _, status, _ in found)}
+    for topic, message_id, group, verdict, reason in rows(
+        dsn,
+        "SELECT topic, message_id, consumer_group, verdict, reason FROM verdict WHERE message_id = ANY(%s) ORDER BY run_id",
+        (list(interesting),),
+    ):
+        books.seen[topic, message_id].add((group, verdict, reason))
+        books.latest[(topic, message_id), group] = verdict
+    books.failed_checks = Counter(
+        {
+            (suite, name): times
+            for suite, name, times in rows(
+                dsn,
+                "SELECT suite, f ->> 'name', count(*) FROM data_check CROSS JOIN jsonb_array_elements(failed) AS f GROUP BY 1, 2",
+            )
+        }
+    )
+    books.summary = {
+        "cases": [
+            {
+                "kind": kind,
+                "topic": topic,
+                "consumer_group": group,
+                "state": state,
+                "members": members,
+                "says": says,
+            }
+            for kind, topic, group, state, members, says in rows(
+                dsn,
+                "SELECT kind, topic, consumer_group, state, (SELECT count(DISTINCT (m.topic, m.message_id))"
+                " FROM case_member m WHERE m.case_id = c.case_id), summary FROM case_file c ORDER BY case_id",
+            )
+        ],
+        "cases_without_alert": rows(
+            dsn,
+            "SELECT count(*) FROM case_file WHERE case_id NOT IN (SELECT case_id FROM alert WHERE case_id > 0)",
+        )[0][0],
+        "requests": dict(rows(dsn, "SELECT state, count(*) FROM resend_request GROUP BY state ORDER BY state")),
+        "data_checks": {
+            suite: {"passed": passed, "failed": failed, "expectations": expectations}
+            for suite, passed, failed, expectations in rows(
+                dsn,
+                "SELECT suite, count(*) FILTER (WHERE passed), count(*) FILTER (WHERE NOT passed),"
+                " sum(expectations)::bigint FROM data_check GROUP BY suite ORDER BY suite",
+            )
+        },
+        "verdicts_of_all_runs": dict(
+            rows(
+                dsn,
+                "SELECT verdict, sum(deliveries)::bigint FROM verdict_count GROUP BY 1 ORDER BY 1",
+            )
+        ),
+        # What a run counted must be what it kept, row by row, for every verdict of which rows are kept.
+        "runs_with_wrong_counts": rows(
+            dsn,
+            "SELECT count(*) FROM (SELECT run_id, topic, consumer_group, verdict, sum(deliveries) AS counted"
+            " FROM verdict_count WHERE verdict NOT IN ('CONFIRMED', 'WAITING') GROUP BY 1, 2, 3, 4) c"
+            " FULL JOIN (SELECT run_id, topic, consumer_group, verdict, count(*) AS kept FROM verdict"
+            " GROUP BY 1, 2, 3, 4) v"
+            " USING (run_id, topic, consumer_group, verdict)"
+            " WHERE coalesce(counted, 0) <> coalesce(kept, 0)",
+        )[0][0],
+    }
+
+
+def held(books: Books, key: Key, *states: str) -> bool:
+    return any(state in states for _, state in books.cases.get(key, ()))
+
+
+def given_up(books: Books, key: Key) -> bool:
+    """Every shard gave the message up, and a person was asked."""
+    statuses = {status for _, status, _ in books.stubs.get(key, [])}
+    return bool(statuses) and statuses <= {"exhausted", "voided"} and held(books, key, "open", "decided")
+
+
