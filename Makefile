@@ -17,7 +17,7 @@ export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help mariadb setup bench demo chaos soak test test-unit test-all up down traffic status lint types env
+.PHONY: help mariadb activemq setup bench demo chaos soak test test-unit test-all up down traffic status lint types env
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,13 +34,16 @@ mariadb: ## the MariaDB programs that some tests start: Debian's packages, when 
 	  && apt-get update -q && apt-get install -y -q --no-install-recommends mariadb-server-core mariadb-client-core; } \
 	  || echo "No MariaDB here: its tests will fail. On Debian: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core" >&2
 
-test: setup mariadb lint types ## lint, types, and every test (about 40 minutes on 2 cores)
+activemq: setup ## the distribution of ActiveMQ Classic that some tests start (skipped when already there)
+	@$(PY) -m backstop.local.fetch_activemq
+
+test: setup mariadb activemq lint types ## lint, types, and every test (about 40 minutes on 2 cores)
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" $(ARGS)
 
 test-unit: setup ## unit tests only (within 60 s)
 	@$(WITH_JAVA) $(PY) -m pytest tests/unit $(ARGS)
 
-test-all: setup mariadb lint types ## everything, the long tests too (seeds, soaks)
+test-all: setup mariadb activemq lint types ## everything, the long tests too (seeds, soaks)
 	@$(WITH_JAVA) $(PY) -m pytest $(ARGS)
 
 bench: setup ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix); rows in build/bench/results.json

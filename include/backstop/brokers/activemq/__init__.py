@@ -1,0 +1,1 @@
+"""ActiveMQ Classic: STOMP for messages, Jolokia for looks."""
