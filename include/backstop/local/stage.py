@@ -14,6 +14,8 @@ from typing import Any
 from backstop.config.load import load
 from backstop.config.settings import GroupSettings
 from backstop.errors import ConfigurationError
+from backstop.local.bury import Gravedigger
+from backstop.local.conditions import Conditions
 from backstop.local.faults import BrokerFaults, change
 from backstop.local.ledger import Key, Ledger
 from backstop.local.platform import Platform
@@ -48,6 +50,8 @@ class Stage:
         self.ledger = Ledger(folder / "ledger")
         self.seconds: dict[str, float] = {}
         self.broker_faults = BrokerFaults(self.urls["backstop_broker"], self.ledger)
+        self.gravedigger = Gravedigger(self.urls["backstop_broker"], self.ledger)
+        self.conditions = Conditions(folder / "conditions")
         processes = folder / "processes"
         processes.mkdir(parents=True, exist_ok=True)
         broker = self.urls["backstop_broker"]
@@ -76,6 +80,7 @@ class Stage:
                     "database": url,
                     "broker": consumers_broker,
                     "leases": self.leases[group],
+                    "conditions": str(self.conditions.folder),
                     "topics": list(self.settings.topics_of(group)),
                 },
                 processes,
@@ -130,6 +135,7 @@ class Stage:
         for group in self.groups.values():
             group.stop()
         self.broker_faults.close()
+        self.gravedigger.close()
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -168,10 +174,14 @@ class Stage:
 
         def missing() -> set[Key]:
             self.watch()
-            values: Any = {"consumer_group": group, "message_ids": [message_id for _, message_id in keys]}
-            return set(keys) - {(topic, mid) for topic, mid in change(self.stores[group], _SQL["effects_of"], values)}
+            return self.without_effect(group, keys)
 
         wait_for(f"The work of {group}", lambda: not missing(), seconds, lambda: f"{len(missing())} messages")
+
+    def without_effect(self, group: str, keys: Sequence[Key]) -> set[Key]:
+        """Those that the group has not done."""
+        values: Any = {"consumer_group": group, "message_ids": [message_id for _, message_id in keys]}
+        return set(keys) - {(topic, mid) for topic, mid in change(self.stores[group], _SQL["effects_of"], values)}
 
     def watch(self) -> None:
         """Raises DemoBroken when a process that nobody killed has ended."""

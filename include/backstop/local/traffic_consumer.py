@@ -1,6 +1,7 @@
 """One worker of a consumer group of the demo: does its work in the transaction that completes the log.
 
-Redis is in front of its leases. What a message may order to befall it stands in `mishap.py`.
+Redis is in front of its leases. What a message may order to befall it stands in `mishap.py`,
+what it may die of in `demand.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Consumer, Work, run_until_signal
 from backstop.leases.front import Front
 from backstop.leases.redis_exchange import RedisExchange
+from backstop.local.demand import Demands
 from backstop.local.ledger import Ledger
 from backstop.local.mishap import Mishaps
 from backstop.local.traffic_producer import broker_options
@@ -33,8 +35,8 @@ _SQL = load("backstop.local", "business.sql")
 class Handler:
     """Writes one effect row for each message that it is given."""
 
-    def __init__(self, group: str, worker: str, mishaps: Mishaps) -> None:
-        self._group, self._worker, self._mishaps = group, worker, mishaps
+    def __init__(self, group: str, worker: str, mishaps: Mishaps, demands: Demands) -> None:
+        self._group, self._worker, self._mishaps, self._demands = group, worker, mishaps, demands
 
     def __call__(self, connection: Any, message: Message, work: Work) -> None:
         self._mishaps.before_the_effect(message, work)
@@ -44,7 +46,7 @@ class Handler:
                 {
                     "consumer_group": self._group, "worker": self._worker,
                     "topic": message.topic, "message_id": message.message_id,
-                    "amount": json.loads(message.content)["amount"], "fence": work.fence,
+                    "amount": self._demands.amount(message, work), "fence": work.fence,
                 },
             )  # fmt: skip
         self._mishaps.before_the_commit(message, work)
@@ -62,14 +64,16 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=end_with_owner, args=(places["owner"],), daemon=True).start()
     group, worker = places["group"], places["worker"]
     lease, retry_after = (timedelta(seconds=places["policy"][name]) for name in ("lease", "retry_after"))
-    orders = Path(places["orders"]) if "orders" in places else None
-    with RedisStreams(places["broker"], **broker_options(places)) as broker:
+    orders, conditions = (Path(places[name]) if name in places else None for name in ("orders", "conditions"))
+    ledger, options = Ledger(Path(places["ledger"])), broker_options(places)
+    demands = Demands(group, ledger, conditions, options["delivery_limit"])
+    with RedisStreams(places["broker"], **options) as broker:
         subscription = broker.subscribe(group, places["topics"], worker)
         consumer = Consumer(
             subscription,
             lambda: psycopg2.connect(places["database"], connect_timeout=10),
             group,
-            Handler(group, worker, Mishaps(group, worker, Ledger(Path(places["ledger"])), orders)),
+            Handler(group, worker, Mishaps(group, worker, ledger, orders), demands),
             redis=Front(RedisExchange(places["leases"]), group, lease=lease, retry_after=retry_after, owner_host=worker),
             lease=lease,
             retry_after=retry_after,

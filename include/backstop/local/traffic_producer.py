@@ -52,6 +52,8 @@ class Order:
     """Seconds until Backstop may look; None: the policy's."""
     message_ids: Sequence[str] | None = None
     """Made by the producer when None."""
+    bodies: Sequence[str] | None = None
+    """Their contents, one each; made by the producer when None."""
     headers: dict[str, str] = field(default_factory=dict)
     fault: str | None = None
     """The ledger that the messages are written to, after the commit and before the send."""
@@ -106,7 +108,8 @@ class Producer:
         while len(made) < order.count:
             size = min(order.batch, order.count - len(made))
             given = order.message_ids[len(made) : len(made) + size] if order.message_ids else None
-            recorded = self._record(order, size, given)
+            bodies = order.bodies[len(made) : len(made) + size] if order.bodies else None
+            recorded = self._record(order, size, given, bodies)
             keys: list[Key] = [one.message.key for one in recorded]
             made += [message_id for _, message_id in keys]
             if order.fault and order.die != "in_send":
@@ -117,17 +120,17 @@ class Producer:
                 self._send(order, recorded)
         return made
 
-    def _record(self, order: Order, size: int, given: Sequence[str] | None) -> list[Recorded]:
+    def _record(
+        self, order: Order, size: int, given: Sequence[str] | None, bodies: Sequence[str] | None
+    ) -> list[Recorded]:
         numbers = list(range(self._number + 1, self._number + size + 1))
         ids = list(given) if given else [self._id(number) for number in numbers]
         amounts = [self._random.randint(1, 500) for _ in numbers]
+        contents = list(bodies) if bodies else [json.dumps({"amount": amount}) for amount in amounts]
         messages = [
-            NewMessage(
-                order.topic, message_id, json.dumps({"amount": amount}).encode(),
-                headers=order.headers, content_type="application/json",
-            )
-            for message_id, amount in zip(ids, amounts, strict=True)
-        ]  # fmt: skip
+            NewMessage(order.topic, message_id, content.encode(), headers=order.headers, content_type="application/json")
+            for message_id, content in zip(ids, contents, strict=True)
+        ]
         with self._business, self._business.cursor() as cursor:
             cursor.execute(
                 _SQL["order_placed"],

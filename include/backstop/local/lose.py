@@ -1,0 +1,81 @@
+"""Faults by which messages, promises and logs are lost, each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backstop.local.faults import break_logs, delete_logs, make_due_at_once
+from backstop.local.ledger import Key
+from backstop.local.stage import Stage
+
+CRASHES, LOST, SKIPPED, REFUSED, BROKEN = 4, 5, 5, 5, 2
+PAYMENTS, DELETED, BURST = 60, 40, 24
+MESSAGES = REFUSED + 2 * CRASHES + 2 * BURST + 3 + BROKEN + PAYMENTS
+NOT_YET = 600.0
+"""Seconds: Backstop looks at these stubs when the fault has been made; the injector sets the time then."""
+DRAIN_SECONDS = 900.0
+
+
+def refuse(stage: Stage) -> None:
+    """The broker takes no more refunds from the login of producers and of Backstop, for good."""
+    stage.broker_faults.refuse("refunds", stage.topics)
+    stage.producers["shop_a"].make("refunds", REFUSED, fault="refused")
+
+
+def crash_before_send(stage: Stage) -> None:
+    """Committed, never sent: the process is gone."""
+    stage.producers["shop_a"].make_and_die("orders", CRASHES, fault="crash_before_send", die="before_send")
+
+
+def crash_in_send(stage: Stage) -> None:
+    """Sent, and gone before anybody wrote down where."""
+    stage.producers["shop_b"].make_and_die("orders", CRASHES, fault="crash_in_send", die="in_send")
+
+
+def lose_in_broker(stage: Stage) -> None:
+    """Acknowledged to the producer, deleted in the broker before any group was given it."""
+    stage.drained(DRAIN_SECONDS)
+    for group in stage.groups.values():
+        group.pause()
+    ids = stage.producers["shop_a"].make("orders", BURST, tell=True)
+    stage.broker_faults.lose("lost_in_broker", "orders", ids, LOST)
+    for group in stage.groups.values():
+        group.resume()
+
+
+def move_offset(stage: Stage) -> None:
+    """One group is set past messages that it was never given; the other one gets them."""
+    stage.drained(DRAIN_SECONDS)
+    stage.groups["shipping"].pause()
+    ids = stage.producers["shop_b"].make("orders", BURST, tell=True)
+    stage.broker_faults.move_offset("offset_moved", "orders", "shipping", ids, SKIPPED)
+    stage.groups["shipping"].resume()
+
+
+def break_rows(stage: Stage) -> None:
+    """A topic in no policy, one id on two shards, and work that was done without a time."""
+    shop_a, shop_b = stage.producers["shop_a"], stage.producers["shop_b"]
+    shop_a.make("mystery", 1, send=False, fault="broken_rows", detail="topic in no policy")
+    both: dict[str, Any] = {
+        "message_ids": ["one id, two shards"], "first_check": NOT_YET, "fault": "broken_rows",
+        "detail": "one id on two shards",
+    }  # fmt: skip
+    shop_a.make("orders", 1, **both)
+    shop_b.make("orders", 1, send=False, **both)
+    ids = shop_a.make("orders", BROKEN, first_check=NOT_YET, tell=True)
+    keys: list[Key] = [("orders", message_id) for message_id in ids]
+    stage.done("billing", keys, DRAIN_SECONDS)
+    break_logs(stage.stores["billing"], "billing", keys, stage.ledger, "broken_rows")
+    make_due_at_once(list(stage.shards.values()), [*keys, ("orders", "one id, two shards")])
+
+
+def lose_many_logs(stage: Stage) -> None:
+    """Most of a topic's logs of one group vanish, work done, above the floor: it looks like a mass loss."""
+    ids = stage.producers["shop_a"].make("payments", PAYMENTS, first_check=NOT_YET, tell=True)
+    keys: list[Key] = [("payments", message_id) for message_id in ids]
+    for group in stage.groups:
+        stage.done(group, keys, DRAIN_SECONDS)
+    # Acknowledged too, or the broker would deliver again what then looks new.
+    stage.drained(DRAIN_SECONDS)
+    delete_logs(stage.stores["billing"], "billing", keys[:DELETED], stage.ledger, "mass_loss")
+    make_due_at_once(list(stage.shards.values()), keys)
