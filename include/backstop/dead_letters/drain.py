@@ -1,0 +1,217 @@
+"""Empties the brokers' dead-letter queues into the control database: store, commit, then acknowledge.
+
+A letter is in the broker or in the database at every instant, and perhaps in both; killed anywhere, the next drain stores it
+once. The next page is read while this one is stored; a reader is used by one thread alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg2
+from psycopg2 import errors as pg
+
+from backstop.array_literal import array_literal
+from backstop.brokers.open import open_broker
+from backstop.brokers.protocol import Broker, DeadLetter, DeadLetterReader
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.dead_letters.store_page import Page, Place, store_page
+from backstop.errors import BrokerUnavailable, Unavailable
+from backstop.named_sql import load
+from backstop.records import Counts
+from backstop.runs.run import Run, add_counts, hold
+from backstop.runs.scope import topics_of
+
+_SQL = load("backstop.dead_letters", "drain.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one queue in one run: a queue that others fill for ever does not hold the run for ever. The next run goes on."""
+
+    letters: int = 5_000_000
+    longest: timedelta = timedelta(minutes=30)
+    page: int = 2_000
+    """Letters of one transaction; fewer where they are large."""
+
+
+_BOUNDS = Bounds()
+
+
+@dataclass(slots=True)
+class Drained:
+    """What was done so far; `missed` names what was not done, and why."""
+
+    counts: Counts = field(default_factory=Counts)
+    missed: dict[str, str] = field(default_factory=dict)
+
+    def require_reachable(self) -> None:
+        """Raises Unavailable with what was missed."""
+        if self.missed:
+            raise BrokerUnavailable(
+                "Not every dead-letter queue was emptied: "
+                + "; ".join(f"{name}: {why}" for name, why in sorted(self.missed.items())),
+                kept="What was stored is stored; the other letters are with their broker, and nothing was decided of them.",
+                next_step="Mend what is named; the next drain goes on.",
+            )
+
+
+def drain_all(
+    settings: Settings, connections: Connections, control: Any, run: Run, *, brokers: Mapping[str, Broker] | None = None,
+    bounds: Bounds = _BOUNDS,
+) -> Counts:  # fmt: skip
+    """Empties every dead-letter queue of the groups of the run's topics; a dry run counts them and takes nothing.
+
+    `brokers`: those that are open already, by name. Raises Unavailable, after all else was done, when something did not
+    answer; RunLost when the run is not ours any more. What is counted is added to the run's own counts, also then.
+    """
+    drained, topics = Drained(), topics_of(run.scope)
+    with ExitStack() as stack:
+        for name in settings.brokers:
+            groups = groups_of(settings, name, topics)
+            if not groups:
+                continue
+            try:
+                broker = (brokers or {}).get(name) or stack.enter_context(open_broker(settings, connections, name))
+                if run.dry_run:
+                    drained.counts.add("read", sum(1 for group in groups for _ in broker.dead_letters(group)))
+                    continue
+                queues = broker.dead_letter_queues(groups)
+            except Unavailable as error:
+                drained.missed[f"broker {name}"] = error.what
+                continue
+            for queue in queues:
+                subject = f"broker {name}, {queue}"
+                place = Place(name, queue, _clock(control), settings.dead_letters.aside_bytes)
+                try:
+                    _drain_queue(control, run, broker, place, bounds, drained)
+                except Unavailable as error:
+                    drained.missed[subject] = error.what
+    if not run.dry_run:
+        add_counts(control, run, drained.counts)
+    drained.require_reachable()
+    return drained.counts
+
+
+def groups_of(settings: Settings, broker: str, topics: Sequence[str] | None) -> list[str]:
+    """The groups whose letters this broker may have, of these topics. Of all topics (null): also groups that take none now."""
+    groups = {
+        group: None
+        for topic, its in settings.topics.items()
+        if its.broker == broker and (topics is None or topic in topics)
+        for group in its.groups
+    }
+    if topics is None:
+        groups |= {group: None for group in settings.groups if not settings.topics_of(group)}
+    return list(groups)
+
+
+def _drain_queue(control: Any, run: Run, broker: Broker, place: Place, bounds: Bounds, drained: Drained) -> None:
+    until = time.monotonic() + bounds.longest.total_seconds()
+    drained.counts.add("queues")
+    read, first_batch, at_the_end = 0, None, False
+    with ThreadPoolExecutor(1, thread_name_prefix="dead letters") as thread:
+        reading = _Reading(thread, thread.submit(broker.open_dead_letters, place.queue).result())
+        try:
+            ahead = reading.read(bounds.page)
+            while read < bounds.letters and time.monotonic() < until:
+                letters = ahead.result()
+                if not letters:
+                    at_the_end = True
+                    break
+                ahead = reading.read(bounds.page)
+                for page in _store(control, run, place, letters, reading.forgotten(), first_batch, drained):
+                    first_batch = first_batch or page.batch_id
+                    drained.counts += page.counts
+                    reading.acknowledge(page)
+                read += len(letters)
+            reading.wait()
+            _finish(control, run, place, reading.forgotten(), at_the_end)
+        except Unavailable:
+            wait([future for _, future in reading.under_way])
+            # What the broker has forgotten, it has: only what follows is missed.
+            _finish(control, run, place, reading.forgotten(), False)
+            raise
+        finally:
+            if reading.letters:
+                drained.counts.add("acknowledged", reading.letters)
+            thread.submit(reading.reader.close).result()
+    if not at_the_end:
+        drained.counts.add("queues_cut_short")
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One queue's reader, on the one thread that may use it: calls run one after the other, as they were asked for."""
+
+    thread: ThreadPoolExecutor
+    reader: DeadLetterReader
+    letters: int = 0
+    """That the broker has forgotten."""
+    under_way: list[tuple[Page, Future[None]]] = field(default_factory=list)
+
+    def read(self, limit: int) -> Future[list[DeadLetter]]:
+        return self.thread.submit(self.reader.read, limit)
+
+    def acknowledge(self, page: Page) -> None:
+        self.under_way.append((page, self.thread.submit(self.reader.acknowledge, page.taken)))
+
+    def forgotten(self) -> list[int]:
+        """The pages that the broker has forgotten since this was asked last."""
+        done, still = [], []
+        for page, future in self.under_way:
+            if future.done() and future.exception() is None:
+                done.append(page.batch_id)
+                self.letters += len(page.taken)
+            else:
+                still.append((page, future))
+        self.under_way = still
+        return done
+
+    def wait(self) -> None:
+        """Until every page is acknowledged; raises what an acknowledgement raised."""
+        for _, future in self.under_way:
+            future.result()
+
+
+def _store(
+    control: Any, run: Run, place: Place, letters: Sequence[DeadLetter], forgotten: Sequence[int], first_batch: int | None,
+    drained: Drained,
+) -> Iterator[Page]:  # fmt: skip
+    """The pages in which these letters are stored: one, unless one of them is a letter that no database can hold."""
+    try:
+        yield store_page(control, run, place, letters, forgotten, first_batch)
+    except (psycopg2.DataError, pg.ProgramLimitExceeded) as error:
+        if len(letters) == 1:
+            name = f"broker {place.broker}, {place.queue}, {letters[0].broker_id}"
+            drained.missed[name] = f"it cannot be stored and stays there: {str(error).splitlines()[0]}"
+            return
+        half = len(letters) // 2
+        yield from _store(control, run, place, letters[:half], forgotten, first_batch, drained)
+        yield from _store(control, run, place, letters[half:], (), first_batch, drained)
+
+
+def _finish(control: Any, run: Run, place: Place, forgotten: Sequence[int], at_the_end: bool) -> None:
+    """Marks the last pages and, at the end of the queue, up to when it is drained; commits."""
+    if not forgotten and not at_the_end:
+        return
+    where = {"broker": place.broker, "queue": place.queue, "began": place.began, "run_id": run.run_id}
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        cursor.execute(_SQL["mark_acknowledged"], {"batches": array_literal(list(forgotten))})
+        if at_the_end:
+            cursor.execute(_SQL["mark_earlier"], where)
+            cursor.execute(_SQL["mark_drained"], where)
+
+
+def _clock(control: Any) -> datetime:
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["clock"])
+        return cursor.fetchone()[0]  # type: ignore[no-any-return]

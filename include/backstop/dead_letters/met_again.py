@@ -1,0 +1,48 @@
+"""Tells whether a letter whose broker id is stored already is the same letter, or another death under the same id.
+
+A letter is met again when a drain died before its acknowledgement, or when two drains read one queue. Another death has the
+same id where the broker itself sends a message again without giving it a new one. A letter that cannot be told apart stays
+in the broker, unread: the next drain can tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from backstop.brokers.protocol import DeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The last letter that is stored under a broker's id."""
+
+    broker_id: str
+    topic: str | None
+    group: str | None
+    died_at: datetime | None
+    batch_id: int
+    acknowledged_at: datetime | None
+
+
+class Met(Enum):
+    """What a letter is to the store."""
+
+    NEW = "it is stored under the next free id"
+    KNOWN = "it is stored, and is acknowledged once more"
+    LEFT = "it may be either: it is neither stored nor acknowledged"
+
+
+def met_again(letter: DeadLetter, stored: Stored, began: datetime, first_batch: int | None) -> Met:
+    """`began`: when this reader was opened. `first_batch`: the first page that this reader's letters were stored in."""
+    if (stored.topic, stored.group) != (letter.topic, letter.group):
+        return Met.NEW  # a shared queue, and copies for several groups under one id
+    if letter.died_at is not None and stored.died_at is not None:
+        return Met.KNOWN if letter.died_at == stored.died_at else Met.NEW
+    if first_batch is not None and stored.batch_id >= first_batch:
+        return Met.NEW  # a reader hands out each entry once: these are two
+    if stored.acknowledged_at is None:
+        return Met.KNOWN
+    # What the broker removed before we came cannot be what we were given.
+    return Met.NEW if stored.acknowledged_at < began else Met.LEFT
