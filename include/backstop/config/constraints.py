@@ -175,6 +175,12 @@ def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
         (p.leak_window > p.leak_sweeps * p.sweep_interval, "leak_window", "more than leak_sweeps x sweep_interval",
          p.leak_sweeps * p.sweep_interval),
         (p.stub_retention >= p.log_retention, "stub_retention", "at least log_retention", p.log_retention),
+        # What was handed out must be known for as long as a restored stub may come back; null: as stub_retention.
+        (p.control_retention is None or p.control_retention >= p.stub_retention, "control_retention",
+         "at least stub_retention", p.stub_retention),
+        # The loop guard counts a message's replays for as long as it may be replayed.
+        (p.dead_letter_retention is None or p.dead_letter_retention >= p.log_retention, "dead_letter_retention",
+         "at least log_retention", p.log_retention),
         (p.blast_window >= 3 * p.reconcile_interval, "blast_window", "at least 3 reconcile_interval",
          3 * p.reconcile_interval),
     ]  # fmt: skip

@@ -62,6 +62,10 @@ class Policy(BaseModel):
     reconcile_interval: Duration = Field(_seconds(600), description="how often reconcile runs")
     max_sends: Count = Field(5, description="sends of one message, refused ones not counted")
     max_refusals: Count = Field(20, description="refusals of one message by the broker")
+    max_replays: Count = Field(3, description="replays of one delivery's dead letters by a machine; then a person decides")
+    expired: Literal["case", "replay"] = Field(
+        "case", description="a dead letter whose time to live was over asks a person, or is replayed"
+    )
     backoff_base: Duration = Field(_seconds(180), description="the wait after the first send")
     backoff_factor: Annotated[float, Field(ge=1, le=100)] = Field(2.0, description="each further wait is longer by this")
     backoff_cap: Duration = Field(_hours(1), description="the longest wait between two sends")
@@ -73,6 +77,15 @@ class Policy(BaseModel):
     broker_retention: Duration = Field(_days(3), description="how long the broker keeps a message; declared")
     log_retention: Duration = Field(_days(21), description="how long consumers keep their logs")
     stub_retention: Duration = Field(_days(21), description="how long producers keep closed stubs")
+    control_retention: Duration | None = Field(
+        None, description="how long the control database keeps what is over; null: as stub_retention"
+    )
+    dead_letter_retention: Duration | None = Field(
+        None, description="how long a decided dead letter is kept; null: as stub_retention"
+    )
+    content_retention: Duration | None = Field(
+        None, description="how long the content of a decided dead letter, or of a replaced version, is kept; null: with the rest"
+    )
     blast_share: Share = Field(0.05, description="more than this share to resend at once asks a person")
     blast_floor: Count = Field(50, description="fewer deliveries than this to resend never ask")
     blast_window: Duration = Field(_hours(1), description="the window over which the share is taken")

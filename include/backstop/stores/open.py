@@ -7,8 +7,10 @@ from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError
 from backstop.stores.postgresql_leases import PostgresLeases
 from backstop.stores.postgresql_logs import PostgresLogs
+from backstop.stores.postgresql_purge import PostgresLogPurge, PostgresStubPurge
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import LogStore, StubStore
+from backstop.stores.purge import LogPurge, StubPurge
 
 
 def open_stub_store(settings: Settings, connections: Connections, shard: str) -> StubStore:
@@ -30,6 +32,20 @@ def open_leases(settings: Settings, connections: Connections, store: str) -> Pos
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
     return PostgresLeases(store, connections.url(settings.consumers[store].connection))
+
+
+def open_stub_purge(settings: Settings, connections: Connections, shard: str) -> StubPurge:
+    """What retention does in the producer database `shard`; nothing is connected before its first use."""
+    if shard not in settings.producers:
+        raise _not_named("producers", shard, settings.producers)
+    return PostgresStubPurge(shard, connections.url(settings.producers[shard].connection))
+
+
+def open_log_purge(settings: Settings, connections: Connections, store: str) -> LogPurge:
+    """What retention does in the consumer database `store`; nothing is connected before its first use."""
+    if store not in settings.consumers:
+        raise _not_named("consumers", store, settings.consumers)
+    return PostgresLogPurge(store, connections.url(settings.consumers[store].connection))
 
 
 def _not_named(section: str, name: str, known: object) -> ConfigurationError:

@@ -35,7 +35,9 @@ PRODUCER = Needs(
             "status", "send_count", "refusals", "max_sends", "next_check_at", "broker", "queue_id", "queue_offset",
             "queue_epoch", "broker_message_id", "first_seen_at", "judged_at", "attempted_at", "sent_at", "attempt_token",
             "attempt_deadline", "attempt_groups", "attempt_requested_by", "updated_at",
+            "content", "content_version", "headers", "message_key", "erased_hash",
         ),
+        *_tables(["message_stub"], "DELETE"),
         *_tables(["send_attempt"], "SELECT", "INSERT"),
     ),
     service_role="backstop_app",
@@ -52,6 +54,8 @@ CONSUMER = Needs(
     duty=(
         *_tables(["consumer_log", "consumer_log_floor"], "SELECT"),
         *(("consumer_log", column, "UPDATE") for column in ("state", "updated_at", "lease_expires_at")),
+        *_tables(["consumer_log"], "DELETE"),
+        *_tables(["consumer_log_floor"], "INSERT", "UPDATE"),
     ),
     service_role="backstop_consumer",
     service=_tables(["consumer_log"], "SELECT", "INSERT", "UPDATE"),

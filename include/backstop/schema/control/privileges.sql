@@ -26,7 +26,9 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_shard, watch_finding,
     sweep_count, sweep_look, sweep_sample, sweep_place,
-    drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note
+    alert_message, alert_delivery, alert_channel,
+    drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
+    case_question, erasure, audit_look, audit_finding
     TO backstop_duty;
 GRANT SELECT ON backstop_control_version TO backstop_duty;
 -- Staging goes through a temporary table; PUBLIC may make one only where nobody took that away.
@@ -43,6 +45,8 @@ GRANT SELECT ON
     case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_shard, watch_finding,
     sweep_count, sweep_look, sweep_sample, sweep_place,
+    alert_message, alert_delivery, alert_channel,
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
+    case_question, erasure, audit_look, audit_finding,
     backstop_control_version
     TO backstop_reader;

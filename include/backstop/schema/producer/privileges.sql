@@ -25,9 +25,13 @@ GRANT UPDATE (refusals, broker, queue_id, queue_offset, queue_epoch, broker_mess
     attempt_requested_by, updated_at) ON message_stub TO backstop_app;
 GRANT SELECT, INSERT ON send_attempt TO backstop_app;
 
--- backstop_duty: Backstop's duties, which change what they decide, and never a message.
+-- backstop_duty: Backstop's duties, which change what they decide. Of a message they change the content alone, and that only
+-- where a person edited it in a case: by compare-and-set on its version, the one before kept in the control database.
 GRANT SELECT ON message_stub, send_attempt, backstop_producer_version TO backstop_duty;
 GRANT UPDATE (status, send_count, refusals, max_sends, next_check_at, broker, queue_id, queue_offset, queue_epoch,
     broker_message_id, first_seen_at, judged_at, attempted_at, sent_at, attempt_token, attempt_deadline,
-    attempt_groups, attempt_requested_by, updated_at) ON message_stub TO backstop_duty;
+    attempt_groups, attempt_requested_by, content, content_version, updated_at) ON message_stub TO backstop_duty;
 GRANT INSERT ON send_attempt TO backstop_duty;
+-- Retention takes away what is over (its attempts go with it); an erasure empties one message on request.
+GRANT DELETE ON message_stub TO backstop_duty;
+GRANT UPDATE (content, headers, message_key, erased_hash) ON message_stub TO backstop_duty;

@@ -1,0 +1,93 @@
+"""Takes away the logs that are older than they are kept and whose stub is not open; the group's log floor moves first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import Unavailable
+from backstop.records import Counts, Key, StubStatus
+from backstop.retention.held import held
+from backstop.retention.kept import logs_kept
+from backstop.retention.pace import Pace
+from backstop.stores.open import open_log_purge, open_stub_store
+from backstop.stores.protocol import StubStore
+from backstop.stores.purge import FIRST_LOG, LogPlace, LogPurge, OldLog
+
+OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
+
+
+def purge_logs(
+    settings: Settings, connections: Connections, control: Any, pace: Pace, missed: dict[str, str], *, dry_run: bool = False
+) -> Counts:
+    """Every group's, store by store; what did not answer is put into `missed`, and its logs stay."""
+    counts = Counts()
+    shards: dict[str, StubStore] = {name: open_stub_store(settings, connections, name) for name in settings.producers}
+    try:
+        for group, owner in settings.groups.items():
+            kept = logs_kept(settings, group)
+            if not kept:
+                continue
+            logs = open_log_purge(settings, connections, owner.store)
+            try:
+                counts += _of_group(logs, group, kept, shards, control, settings.retention.step_rows, pace, missed, dry_run)
+            except Unavailable as error:
+                missed[f"store {owner.store}"] = error.what
+            finally:
+                logs.close()
+    finally:
+        for shard in shards.values():
+            shard.close()
+    return counts
+
+
+def _of_group(
+    logs: LogPurge, group: str, kept: Mapping[str, timedelta], shards: Mapping[str, StubStore], control: Any, rows: int,
+    pace: Pace, missed: dict[str, str], dry_run: bool,
+) -> Counts:  # fmt: skip
+    counts = Counts()
+    seconds = {topic: length.total_seconds() for topic, length in kept.items()}
+    place: LogPlace | None = FIRST_LOG
+    while place is not None:
+        if pace.is_over():
+            counts.add("unfinished")
+            return counts
+        with pace.step():
+            page, place = logs.old_logs(group, seconds, place, rows)
+            counts += _one_page(logs, group, [log for log in page if log.is_old], shards, control, missed, dry_run)
+    return counts
+
+
+def _one_page(
+    logs: LogPurge, group: str, old: Sequence[OldLog], shards: Mapping[str, StubStore], control: Any, missed: dict[str, str],
+    dry_run: bool,
+) -> Counts:  # fmt: skip
+    counts = Counts()
+    keys = [log.key for log in old]
+    open_ones = still_open(shards, keys, missed)
+    if open_ones is None:
+        counts.add("logs_not_asked_for", len(old))
+        return counts
+    busy = open_ones | held(control, [key for key in keys if key not in open_ones])
+    over = [log for log in old if log.key not in busy]
+    counts.add("logs_still_needed", len(old) - len(over))
+    if over:
+        counts.add("logs", len(over) if dry_run else logs.purge_logs(group, over))
+    return counts
+
+
+def still_open(shards: Mapping[str, StubStore], keys: Sequence[Key], missed: dict[str, str]) -> set[Key] | None:
+    """Those whose stub is pending, exhausted or under way, in any shard; null when a shard did not answer: the stub of any
+    of them might be there, and open."""
+    found: set[Key] = set()
+    for name, shard in shards.items() if keys else ():
+        try:
+            stubs = shard.stubs(keys)
+        except Unavailable as error:
+            missed[f"shard {name}"] = error.what
+            return None
+        found |= {key for key, stub in stubs.items() if stub.status in OPEN or stub.attempt_token is not None}
+    return found

@@ -1,0 +1,52 @@
+"""Takes away the stubs that are confirmed, voided or without a taker for longer than they are kept, their attempts with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import Unavailable
+from backstop.records import Counts
+from backstop.retention.held import held
+from backstop.retention.kept import no_taker_kept, stubs_kept
+from backstop.retention.pace import Pace
+from backstop.stores.open import open_stub_purge
+from backstop.stores.purge import FIRST_STUB, StubPurge
+
+
+def purge_stubs(
+    settings: Settings, connections: Connections, control: Any, pace: Pace, missed: dict[str, str], *, dry_run: bool = False
+) -> Counts:
+    """Every shard's, topic by topic; a shard that did not answer is put into `missed`."""
+    counts = Counts()
+    for shard in settings.producers:
+        stubs = open_stub_purge(settings, connections, shard)
+        try:
+            for topic in settings.topics:
+                counts += _of_topic(settings, stubs, topic, control, pace, dry_run)
+        except Unavailable as error:
+            missed[f"shard {shard}"] = error.what
+        finally:
+            stubs.close()
+    return counts
+
+
+def _of_topic(settings: Settings, stubs: StubPurge, topic: str, control: Any, pace: Pace, dry_run: bool) -> Counts:
+    counts = Counts()
+    kept, no_taker = stubs_kept(settings, topic).total_seconds(), no_taker_kept(settings, topic).total_seconds()
+    after, rows = FIRST_STUB, settings.retention.step_rows
+    while True:
+        if pace.is_over():
+            counts.add("unfinished")
+            return counts
+        with pace.step():
+            page = stubs.old_stubs(topic, kept, no_taker, after, rows)
+            busy = held(control, [stub.key for stub in page])
+            over = [stub for stub in page if stub.key not in busy]
+            counts.add("stubs_still_needed", len(busy))
+            if over:
+                counts.add("stubs", len(over) if dry_run else stubs.purge_stubs(over))
+        if len(page) < rows:
+            return counts
+        after = (page[-1].moved, page[-1].key.message_id)

@@ -1,0 +1,99 @@
+"""The retention duty: inside its window, step by step, takes away what is over; safe to run twice, beside another, and killed.
+
+    logs | stubs | what is remembered of them | contents of letters | the control database | the reports
+
+Logs go before their stubs: whether a log may go is asked of its stub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import StoreUnavailable, Unavailable
+from backstop.records import Counts
+from backstop.retention.kept import control_kept, require_safe
+from backstop.retention.pace import Pace
+from backstop.retention.purge_control import empty_letters, purge_control
+from backstop.retention.purge_history import purge_history
+from backstop.retention.purge_logs import purge_logs
+from backstop.retention.purge_reports import purge_reports
+from backstop.retention.purge_stubs import purge_stubs
+from backstop.retention.window import DAY, time_left
+from backstop.runs.control import connect
+from backstop.runs.run import DEAD_AFTER, Run, close_run, keep_alive, open_run
+
+
+def purge(
+    settings: Settings, connections: Connections, control: Any, run: Run, pace: Pace, reports: Path | None = None
+) -> Counts:
+    """All of it, for an open run. Raises Unavailable after all else was done, when something did not answer."""
+    require_safe(settings)
+    missed: dict[str, str] = {}
+    counts = purge_logs(settings, connections, control, pace, missed, dry_run=run.dry_run)
+    counts += purge_stubs(settings, connections, control, pace, missed, dry_run=run.dry_run)
+    counts += purge_history(settings, connections, control, run, pace, missed)
+    counts += empty_letters(settings, control, run, pace)
+    counts += purge_control(settings, control, run, pace)
+    if reports is not None and not pace.is_over():
+        counts += purge_reports(control, reports, run.as_of - control_kept(settings), dry_run=run.dry_run)
+    if missed:
+        raise _away(counts, missed)
+    return Counts({name: number for name, number in counts.items() if number})
+
+
+def pace_of(settings: Settings, run: Run, *, now: bool = False) -> Pace | None:
+    """The pace of a run; null: the window is shut. `now`: a person asked for it, whatever the window says."""
+    left = DAY if now else time_left(settings.retention.window, run.as_of)
+    return None if left is None else Pace(settings.retention.busy_share, left)
+
+
+def run_duty(
+    settings: Settings, connections: Connections, *, now: bool = False, dry_run: bool = False, reports: Path | None = None,
+    dead_after: timedelta = DEAD_AFTER,
+) -> Counts:  # fmt: skip
+    """The whole duty without an orchestrator. Outside its window it does nothing, unless asked for `now`.
+
+    Raises RunRefused while another one lives, ConfigurationError when something would be forgotten too soon, Unavailable after
+    all else was done; the run is closed with it.
+    """
+    require_safe(settings)
+    control = connect(settings, connections)
+    try:
+        run = open_run(control, "retention", "*", settings, dry_run=dry_run, dead_after=dead_after)
+        try:
+            pace = pace_of(settings, run, now=now or dry_run)
+            if pace is None:
+                counts = Counts(window_is_shut=1)
+            else:
+                with keep_alive(lambda: connect(settings, connections), run) as lost:
+                    pace.stop = lost
+                    counts = purge(settings, connections, control, run, pace, reports)
+        except BaseException as error:
+            control.rollback()
+            close_run(control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error))
+            raise
+        close_run(control, run, "done", counts)
+        return counts
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        raise StoreUnavailable(
+            f"The control database ({settings.control}) went away: {str(error).splitlines()[0]}.",
+            kept="What was purged was over; everything else is as it was.",
+            next_step="Bring it back; the next run goes on.",
+        ) from error
+    finally:
+        control.close()
+
+
+def _away(counts: Counts, missed: Mapping[str, str]) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"Not everything answered: {'; '.join(f'{name}: {why}' for name, why in sorted(missed.items()))}",
+        kept=f"What could not be asked for stays. Done: {counts}.",
+        next_step="Bring it back; the next run goes on.",
+    )
