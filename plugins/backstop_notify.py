@@ -1,5 +1,4 @@
-"""The one notifier: a failed run of any duty, and what the watch found, in one line of the log and at the webhook of
-settings.notify if there is one.
+"""Tells of a failed run of any duty: in one line of the log, and by the outbox's channels, like every other alert.
 
 Each is told once: a duty that goes on failing is told again after its next success only. What is told of a failed run
 holds names only (the duty, Airflow's run, the tasks that failed, the next step), never an error's text, which may quote
@@ -8,64 +7,59 @@ what a database said.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
-from urllib.error import HTTPError
 
 log = logging.getLogger("backstop.notify")
-SECONDS = 10
+WITHIN = timedelta(seconds=30)
+"""Telling stands beside other work here: what is not begun by then is left to deliver_alerts."""
 
 
 def tell_failure(context: dict[str, Any]) -> None:
-    """Airflow calls it once for a DAG run that failed. A webhook that does not answer is logged and fails
-    nothing; the watch tries it again."""
+    """Airflow calls it once for a DAG run that failed. A channel that does not answer is logged and fails
+    nothing; deliver_alerts tries it again."""
     notice = notice_of(context)
     log.error("backstop: %s", notice["text"])
     from psycopg2 import Error as DatabaseError
 
     from backstop.errors import BackstopError
 
+    title = f"The duty {notice['duty']} failed"
     try:
         with _control() as (settings, connections, conn):
-            from backstop.health.outbox import note_failure, said
+            from backstop.health.outbox import note_failure
 
-            unsaid = note_failure(conn, notice["duty"], f"The duty {notice['duty']} failed", notice["text"])
-            url = webhook(settings, connections)
-            if url and unsaid and _deliver(url, notice):
-                said(conn, unsaid)
+            if note_failure(conn, notice["duty"], title, notice["text"], notice):
+                tell_unsaid(settings, connections, conn)
             return
     except (BackstopError, DatabaseError) as error:
         # Without the control database nobody knows what was told before: rather twice than never.
         log.warning("backstop: what was told before is not known (%s)", type(error).__name__)
-    url = webhook_alone()
-    if url:
-        _deliver(url, notice)
+    try:
+        _tell_unstored(title, notice)
+    except BackstopError as error:
+        log.error("backstop: no channel is known (%s)", type(error).__name__)
 
 
 def tell_unsaid(settings: Any, connections: Any, conn: Any) -> int:
-    """Posts the watch's alerts, and notices that could not be delivered before; returns how many were taken.
+    """Delivers what waits in the outbox; returns of how many alerts somebody was told now."""
+    from backstop.alerts.deliver import deliver
 
-    One that the webhook refuses does not hold back those after it; the next look tries it again."""
-    from backstop.health.outbox import said, unsaid
+    return int(deliver(settings, connections, conn, within=WITHIN).get("told", 0))
 
-    url = webhook(settings, connections)
-    taken = 0
-    for alert in unsaid(conn) if url else ():
-        text = f"{alert.title}. {alert.body}"
-        log.warning("backstop: %s", text)
-        notice = {"duty": "watch", "severity": alert.severity, "title": alert.title, "key": alert.key, "text": text}
-        try:
-            post(str(url), notice)
-        except OSError as error:
-            _say_undelivered(error)
-            if isinstance(error, HTTPError):
-                continue  # this one was refused
-            break  # nobody is there; each further one would wait for its time-out
-        said(conn, alert)
-        taken += 1
-    return taken
+
+def _tell_unstored(title: str, notice: dict[str, str]) -> None:
+    """The same when the outbox cannot be reached: once to every channel that takes warnings."""
+    from backstop.alerts.deliver import send_unstored
+    from backstop.alerts.write import as_failure
+    from backstop.config.connections import Connections
+    from backstop.config.load import load
+
+    message = as_failure(notice["duty"], "warning", title, notice["text"], notice)
+    for name, error in send_unstored(load(), Connections(), message).items():
+        if error is not None:
+            log.error("backstop: the notice could not be delivered by %s (%s); the run stays red", name, error)
 
 
 def notice_of(context: dict[str, Any]) -> dict[str, str]:
@@ -87,31 +81,6 @@ def notice_of(context: dict[str, Any]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def webhook(settings: Any, connections: Any) -> str | None:
-    """The URL that settings.notify names, or null when it names none or the connection is not known."""
-    from backstop.errors import BackstopError
-
-    reference = getattr(settings.notify, "url", None)
-    try:
-        return connections.url(reference) if reference else None
-    except BackstopError as error:
-        log.error("backstop: no webhook is known (%s)", type(error).__name__)
-        return None
-
-
-def webhook_alone() -> str | None:
-    """The same without a control database. Settings that cannot be read are logged: the line above is out."""
-    from backstop.config.connections import Connections
-    from backstop.config.load import load
-    from backstop.errors import BackstopError
-
-    try:
-        return webhook(load(), Connections())
-    except BackstopError as error:
-        log.error("backstop: no webhook is known (%s)", type(error).__name__)
-        return None
-
-
 class _control:
     """Settings, connections and the control database, as far as this process (the dag-processor) can reach them."""
 
@@ -126,26 +95,3 @@ class _control:
 
     def __exit__(self, *_: object) -> None:
         self._conn.close()
-
-
-def _deliver(url: str, notice: Mapping[str, str]) -> bool:
-    try:
-        post(url, notice)
-    except OSError as error:
-        _say_undelivered(error)
-        return False
-    return True
-
-
-def _say_undelivered(error: OSError) -> None:
-    # The reason may quote the URL, which is a secret of its own: only its kind is told.
-    log.error("backstop: the notice could not be delivered (%s); the run stays red", type(error).__name__)
-
-
-def post(url: str, notice: Mapping[str, str]) -> None:
-    """POST the notice as JSON. Raises OSError when it was not taken."""
-    from urllib.request import Request, urlopen
-
-    body = json.dumps(dict(notice)).encode()
-    with urlopen(Request(url, data=body, headers={"Content-Type": "application/json"}), timeout=SECONDS):
-        log.info("backstop: the notice was delivered")

@@ -5,7 +5,8 @@
     |-- Unavailable             a store or broker did not answer: nothing was decided from its silence
     |   |-- StoreUnavailable    a producer, consumer or control database
     |   |-- BrokerUnavailable   the broker, for reading
-    |   `-- HeartbeatLost       whoever watches from outside did not take the heartbeat
+    |   |-- HeartbeatLost       whoever watches from outside did not take the heartbeat
+    |   `-- AlertsUndelivered   no channel took an alert: nobody was told
     |-- PublishFailed           one message was not acknowledged
     |   |-- PublishRefused      the broker certainly does not have it
     |   `-- PublishUnknown      it may or may not have it: never counted as "not sent"
@@ -67,6 +68,10 @@ class BrokerUnavailable(Unavailable):
 
 class HeartbeatLost(Unavailable):
     """The heartbeat's URL did not answer, or refused."""
+
+
+class AlertsUndelivered(Unavailable):
+    """Alerts wait, and no channel that should take them does."""
 
 
 class PublishFailed(BackstopError):

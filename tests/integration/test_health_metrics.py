@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from backstop.cases.open import open_case
 from backstop.health.metrics import render
-from backstop.health.outbox import said, unsaid
 from backstop.runs.run import close_run, open_run
 from control_world import World, servers, world  # noqa: F401
 
@@ -199,7 +198,10 @@ def test_a_duty_that_goes_on_failing_is_told_once_and_again_after_its_next_succe
     assert world.control("SELECT count(*) FROM alert WHERE delivered_at IS NULL") == [(0,)]
 
 
-def test_alerts_of_cases_are_told_too_and_the_gravest_first_however_old_they_are(world: World) -> None:
+def test_alerts_of_cases_are_told_too_and_the_gravest_first_however_old_they_are(world: World, hook: Hook) -> None:
+    import backstop_notify
+    from backstop.config.load import load
+
     for kind, severity in (("overdue", "warning"), ("mass_loss", "critical"), ("exhausted", "critical"), ("stalled", "warning")):
         with world.conn, world.conn.cursor() as cur:
             open_case(
@@ -209,11 +211,11 @@ def test_alerts_of_cases_are_told_too_and_the_gravest_first_however_old_they_are
     # Nobody could be told for two days: of warnings that is too late, of a critical one it never is.
     old = "UPDATE alert SET created_at = now() - interval '2 days' WHERE body LIKE ANY (%s)"
     world.control(old, (["stalled%", "exhausted%"],))
-    assert [(one.severity, one.body.split(".")[0]) for one in unsaid(world.conn)] == [
+    assert backstop_notify.tell_unsaid(load(), world.connections, world.conn) == 3
+    assert [(one["severity"], one["text"].split(". ")[1]) for one in hook.taken] == [
         ("critical", "mass_loss"), ("critical", "exhausted"), ("warning", "overdue"),
     ]  # fmt: skip
-    said(world.conn, unsaid(world.conn)[0])
-    assert [one.body.split(".")[0] for one in unsaid(world.conn)] == ["exhausted", "overdue"]
+    assert world.control("SELECT ended FROM alert WHERE body LIKE 'stalled%%'") == [("given_up",)]
 
 
 def test_what_the_webhook_did_not_take_is_told_by_the_next_watch(world: World, hook: Hook) -> None:

@@ -31,10 +31,10 @@ def close_settled(cur: Any) -> int:
     """Closes every case all of whose members have settled; returns how many."""
     cur.execute(_SQL["close_settled"])
     closed = cur.fetchall()
-    for case_id, kind, topic, group, decision in closed:
+    for case_id, kind, topic, group, decision, reopened in closed:
         how = f"after the decision to {decision}" if decision else "by itself"
         cur.execute(_SQL["alert"], {
-            "case_id": case_id, "dedup_key": f"case/{case_id}/closed", "severity": "info",
+            "case_id": case_id, "dedup_key": closing_key(case_id, reopened), "severity": "info",
             "title": f"Case {case_id} is over: {kind} in {topic}",
             "body": f"Every delivery to {group} in it was done, withdrawn or discarded, {how}.",
         })  # fmt: skip
@@ -47,14 +47,19 @@ def close_by_cause(cur: Any, kind: str, still: Collection[Cause], why: str, grou
     One that a person left is closed with them: when its cause comes back, it is a new case.
     """
     cur.execute(_SQL["of_kind"], {"kind": kind, "groups": None if groups is None else list(groups)})
-    over = [row for row in cur.fetchall() if tuple(row[1:]) not in still]
-    for case_id, _, topic, group, subject in over:
+    over = [row for row in cur.fetchall() if tuple(row[1:5]) not in still]
+    for case_id, _, topic, group, subject, reopened in over:
         cur.execute(_SQL["close"], {"case_id": case_id})
         cur.execute(_SQL["alert"], {
-            "case_id": case_id, "dedup_key": f"case/{case_id}/closed", "severity": "info",
+            "case_id": case_id, "dedup_key": closing_key(case_id, reopened), "severity": "info",
             "title": f"Case {case_id} is over: {kind} in {topic}", "body": f"{subject} of {group}: {why}.",
         })  # fmt: skip
     return len(over)
+
+
+def closing_key(case_id: int, reopened: int) -> str:
+    """The key of a case's closing alert: each time that it was reopened is a story with a closing of its own."""
+    return f"case/{case_id}/reopened/{reopened}/closed" if reopened else f"case/{case_id}/closed"
 
 
 def settle(cur: Any, done: Sequence[Delivery]) -> None:

@@ -25,8 +25,23 @@ LIMIT 1;
 INSERT INTO case_file (kind, topic, consumer_group, subject, severity, summary, evidence, opened_by_run)
 VALUES (%(kind)s, %(topic)s, %(group)s, %(subject)s, %(severity)s, %(summary)s, %(evidence)s::jsonb, %(run_id)s)
 ON CONFLICT (kind, topic, consumer_group, subject) WHERE state = 'open' DO UPDATE SET
-    last_seen_at = clock_timestamp(), summary = excluded.summary, evidence = case_file.evidence || excluded.evidence
+    last_seen_at = clock_timestamp(), summary = excluded.summary, evidence = case_file.evidence || excluded.evidence,
+    severity = CASE WHEN excluded.severity = 'critical' THEN excluded.severity ELSE case_file.severity END
 RETURNING case_id;
+
+-- name: reopen: the last case of a cause that has no open one is open again; when it was opened first stays in its evidence
+UPDATE case_file c
+SET state = 'open', reopened = c.reopened + 1, opened_at = clock_timestamp(), last_seen_at = clock_timestamp(),
+    closed_at = NULL, decided_at = NULL, decision = NULL, decided_by = NULL, why = NULL,
+    evidence = jsonb_build_object('first_opened_at', c.opened_at) || c.evidence
+WHERE c.state <> 'open' AND c.case_id = (
+        SELECT max(l.case_id) FROM case_file l
+        WHERE l.kind = %(kind)s AND l.topic = %(topic)s AND l.consumer_group = %(group)s AND l.subject = %(subject)s)
+    AND NOT EXISTS (
+        SELECT 1 FROM case_file o
+        WHERE o.kind = %(kind)s AND o.topic = %(topic)s AND o.consumer_group = %(group)s AND o.subject = %(subject)s
+            AND o.state = 'open')
+RETURNING c.case_id, c.reopened;
 
 -- name: add_members: deliveries of a case, each once; one that had settled is open again
 INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group) VALUES %s
@@ -57,16 +72,17 @@ WHERE c.case_id = m.case_id AND c.closed_at IS NULL AND m.settled_at IS NULL
     AND (m.topic, m.message_id, m.consumer_group)
         IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]));
 
--- name: close_settled: cases all of whose members have settled
+-- name: close_settled: cases all of whose members have settled; a dead letter may be without a member, because it has no id
 UPDATE case_file c
 SET state = 'closed', closed_at = clock_timestamp()
 WHERE c.closed_at IS NULL
-    AND EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id)
+    AND (EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id) OR c.kind = 'dead_letters')
+    AND NOT EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state IN ('open', 'replaying'))
     AND NOT EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL)
-RETURNING c.case_id, c.kind, c.topic, c.consumer_group, c.decision;
+RETURNING c.case_id, c.kind, c.topic, c.consumer_group, c.decision, c.reopened;
 
 -- name: of_kind: cases of a kind that are not closed, and of which groups
-SELECT c.case_id, c.kind, c.topic, c.consumer_group, c.subject
+SELECT c.case_id, c.kind, c.topic, c.consumer_group, c.subject, c.reopened
 FROM case_file c
 WHERE c.kind = %(kind)s AND c.closed_at IS NULL
     AND (%(groups)s::text[] IS NULL OR c.consumer_group = ANY(%(groups)s::text[]));
@@ -76,7 +92,7 @@ UPDATE case_file SET state = 'closed', closed_at = clock_timestamp() WHERE case_
 
 -- name: list: cases, the newest first, with how many members are still open
 SELECT c.case_id, c.kind, c.topic, c.consumer_group, c.subject, c.severity, c.state, c.summary, c.evidence,
-    c.opened_at, c.opened_by_run, c.last_seen_at, c.decision, c.decided_by, c.decided_at, c.why, c.closed_at,
+    c.opened_at, c.opened_by_run, c.last_seen_at, c.decision, c.decided_by, c.decided_at, c.why, c.closed_at, c.reopened,
     (SELECT count(*) FROM case_member m WHERE m.case_id = c.case_id) AS members,
     (SELECT count(*) FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL) AS open_members
 FROM case_file c

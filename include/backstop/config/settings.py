@@ -18,13 +18,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from backstop.config.alerts import NOTIFY, AlertsSettings, ChannelSettings
 from backstop.config.durations import Duration, parse
 from backstop.config.foreign import ForeignSettings
 from backstop.config.policy import Policy
 from backstop.errors import ConfigurationError
 
 __all__ = [
-    "BrokerSettings", "GroupSettings", "HeartbeatSettings", "LogStoreSettings", "MetricsSettings", "NotifySettings", "Policy",
+    "BrokerSettings", "GroupSettings", "HeartbeatSettings", "LogStoreSettings", "MetricsSettings", "NotifySettings", "PeopleSettings", "Policy",
     "ResendSettings", "Settings", "StartOffset", "StubStoreSettings", "Subscription", "TopicSettings", "WatchSettings",
 ]  # fmt: skip
 
@@ -164,6 +165,9 @@ class NotifySettings(_Frozen):
     url: ConnectionRef
 
 
+_ALERTS_TOLD = timedelta(minutes=15)
+
+
 class WatchSettings(_Frozen):
     """Who watches Backstop itself."""
 
@@ -187,6 +191,42 @@ class MetricsSettings(_Frozen):
     token: ConnectionRef = Field(description="a connection whose password is the bearer token, at least 16 characters")
 
 
+class RetentionSettings(_Frozen):
+    """When and how fast what is over is purged; how long it is kept is in the policy."""
+
+    window: str = Field(
+        default="01:00-05:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d$",
+        description="the hours of a day (UTC) in which it works; both ends equal: the whole day",
+    )  # fmt: skip
+    step_rows: Annotated[int, Field(ge=1, le=50_000, strict=True)] = Field(
+        default=5_000, description="rows of one step, each a transaction of its own"
+    )
+    busy_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5, description="the share of its time in which it may keep a database busy; the rest it pauses"
+    )
+
+
+class PeopleSettings(_Frozen):
+    """Who decides cases in Airflow's human-in-the-loop view, and how many are asked about at once."""
+
+    deciders: tuple[Name, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="ids of the Airflow users who may decide; null: whoever Airflow lets answer (its own auth manager: role op)",
+    )
+    questions: Annotated[int, Field(ge=0, le=200, strict=True)] = Field(
+        default=10, description="cases that are asked about at the same time, the most severe first; 0: only by command line"
+    )
+
+
+class DeadLetterSettings(_Frozen):
+    """How dead letters are drained and understood."""
+
+    aside_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024, strict=True)] = Field(
+        default=256 * 1024, description="a larger content is kept whole beside its letter, so that reading letters stays light"
+    )
+
+
 class ProveSettings(_Frozen):
     """How proofs of a window are signed."""
 
@@ -205,10 +245,14 @@ class Settings(_Frozen):
     policy: Policy = Policy()
     resend: ResendSettings = ResendSettings()
     notify: NotifySettings | None = None
+    alerts: AlertsSettings = AlertsSettings()
     watch: WatchSettings = WatchSettings()
     heartbeat: HeartbeatSettings | None = None
     metrics: MetricsSettings | None = None
+    people: PeopleSettings = PeopleSettings()
+    dead_letters: DeadLetterSettings = DeadLetterSettings()
     prove: ProveSettings | None = None
+    retention: RetentionSettings = RetentionSettings()
     redis_guards: dict[Name, RedisGuardSettings] = Field(
         default={}, description="consumer groups whose leases are in Redis alone, by name"
     )
@@ -253,6 +297,17 @@ class Settings(_Frozen):
                 kept="Nothing was decided by a policy of somebody else.",
                 next_step="Name both under `topics` in backstop.yaml.",
             ) from None
+
+    def channels(self) -> dict[str, ChannelSettings]:
+        """Where alerts go, by name; `notify.url` is one that takes every alert as JSON, as it always did."""
+        if self.notify is None:
+            return self.alerts.channels
+        return {NOTIFY: ChannelSettings(url=self.notify.url, at_least="info", kind="webhook"), **self.alerts.channels}
+
+    def watched_duties(self) -> dict[str, timedelta]:
+        """How long ago each watched duty may have succeeded; with channels, alerts are among them whether written or not."""
+        implied = {"deliver_alerts": _ALERTS_TOLD} if self.alerts.channels else {}
+        return {**implied, **self.watch.allowed_age}
 
     def groups_of(self, topic: str) -> tuple[str, ...]:
         """The groups that take a topic, in the order written; none for a topic that is not configured."""

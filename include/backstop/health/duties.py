@@ -41,7 +41,7 @@ def overdue(settings: Settings, standings: Sequence[Standing], installed: dateti
     """One answer for each duty that is to be watched; one that never ran has time from the first run of all."""
     known = {standing.duty: standing for standing in standings if standing.scope == EVERYTHING}
     answers = []
-    for duty, allowed in settings.watch.allowed_age.items():
+    for duty, allowed in settings.watched_duties().items():
         standing = known.get(duty)
         last = standing.last_success if standing else None
         if now - (last or installed) <= allowed:

@@ -48,7 +48,7 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
     standings, _, _ = read_duties(cursor)
     known = {(s.duty, s.scope) for s in standings}
     # A duty that never succeeded is there with 0, so that a rule about its age fires instead of finding nothing.
-    never = [((duty, EVERYTHING), 0.0) for duty in settings.watch.allowed_age if (duty, EVERYTHING) not in known]
+    never = [((duty, EVERYTHING), 0.0) for duty in settings.watched_duties() if (duty, EVERYTHING) not in known]
     yield _gauge(
         "backstop_duty_last_success_timestamp_seconds", "When a run of the duty last succeeded; 0: never", ("duty", "scope"),
         [*(((s.duty, s.scope), s.last_success.timestamp() if s.last_success else 0.0) for s in standings), *never],
@@ -59,7 +59,7 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
     )  # fmt: skip
     yield _gauge(
         "backstop_duty_allowed_age_seconds", "How long ago the duty may have succeeded last (watch.allowed_age)", ("duty",),
-        [((duty,), allowed.total_seconds()) for duty, allowed in settings.watch.allowed_age.items()],
+        [((duty,), allowed.total_seconds()) for duty, allowed in settings.watched_duties().items()],
     )  # fmt: skip
     labels = ("rule", "topic", "group", "severity")
     yield _gauge("backstop_findings", "What the watch sees now, 1 each", labels, _rows(cursor, "open_findings", 4))

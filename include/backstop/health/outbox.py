@@ -1,8 +1,9 @@
-"""What the one notifier has told and has still to tell: the alerts of the watch, and one of each duty that fails."""
+"""Writes the alert of a duty that fails: once, and again only after its next success."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from backstop.named_sql import load
@@ -10,35 +11,15 @@ from backstop.named_sql import load
 _SQL = load("backstop.health", "queries.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class Unsaid:
-    """An alert that no channel has taken."""
+def note_failure(conn: Any, duty: str, title: str, body: str, facts: Mapping[str, str]) -> bool:
+    """Stores the alert of a duty that fails and commits; false when it was written before, since the duty's last success.
 
-    key: str
-    severity: str
-    title: str
-    body: str
-
-
-def note_failure(conn: Any, duty: str, title: str, body: str) -> Unsaid | None:
-    """Stores the alert of a duty that fails and commits; null when somebody was already told of it since its last success."""
+    `facts`: names only, for channels that take fields.
+    """
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["last_success_of"], {"duty": duty})
-        key = f"duty/{duty}/failed/{cursor.fetchone()[0]}"
-        cursor.execute(_SQL["alert"], {"dedup_key": key, "severity": "warning", "title": title, "body": body})
-        cursor.execute(_SQL["unsaid_alert"], {"dedup_key": key})
-        row = cursor.fetchone()
-    return None if row is None else Unsaid(*row)
-
-
-def unsaid(conn: Any) -> list[Unsaid]:
-    """Alerts of the watch and of failed duties that no channel has taken, oldest first; those of a day ago are given up."""
-    with conn, conn.cursor() as cursor:
-        cursor.execute(_SQL["unsaid_alerts"])
-        return [Unsaid(*row) for row in cursor.fetchall()]
-
-
-def said(conn: Any, alert: Unsaid) -> None:
-    """A channel has taken it; commits."""
-    with conn, conn.cursor() as cursor:
-        cursor.execute(_SQL["said"], {"dedup_key": alert.key})
+        cursor.execute(_SQL["failure"], {
+            "dedup_key": f"duty/{duty}/failed/{cursor.fetchone()[0]}", "severity": "warning", "title": title, "body": body,
+            "facts": json.dumps(dict(facts)),
+        })  # fmt: skip
+        return bool(cursor.rowcount)

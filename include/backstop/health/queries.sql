@@ -109,8 +109,8 @@ FROM watch_group
 WHERE taken_at >= clock_timestamp() - interval '1 hour'
 ORDER BY topic, consumer_group, taken_at DESC;
 
--- name: undelivered_alerts: the outbox
-SELECT severity, count(*) FROM alert WHERE delivered_at IS NULL GROUP BY severity;
+-- name: undelivered_alerts: what nobody was told of and somebody should be
+SELECT severity, count(*) FROM alert WHERE delivered_at IS NULL AND ended IS NULL GROUP BY severity;
 
 -- name: verdicts_now: what the newest promoted runs found open, by topic, group and verdict
 SELECT c.topic, c.consumer_group, c.verdict, c.deliveries
@@ -122,15 +122,7 @@ JOIN (SELECT run_id FROM run WHERE duty = 'reconcile' AND scope = '*' AND state 
 -- name: last_success_of: the newest good run of a duty over everything; 0: none
 SELECT coalesce(max(run_id), 0) FROM run WHERE duty = %(duty)s AND scope = '*' AND state = 'done' AND NOT dry_run;
 
--- name: unsaid_alert: an alert, unless a channel has taken it
-SELECT dedup_key, severity, title, body FROM alert WHERE dedup_key = %(dedup_key)s AND delivered_at IS NULL;
-
--- name: unsaid_alerts: alerts that no channel has taken: of the watch, of failed duties, of cases; the gravest first
-SELECT dedup_key, severity, title, body FROM alert
-WHERE delivered_at IS NULL
-    AND (severity = 'critical' OR created_at >= clock_timestamp() - interval '1 day')
-ORDER BY severity <> 'critical', alert_id
-LIMIT 20;
-
--- name: said: a channel has taken it
-UPDATE alert SET delivered_at = clock_timestamp() WHERE dedup_key = %(dedup_key)s AND delivered_at IS NULL;
+-- name: failure: tells people of a duty that fails, once for each key
+INSERT INTO alert (dedup_key, severity, title, body, facts)
+VALUES (%(dedup_key)s, %(severity)s, %(title)s, %(body)s, %(facts)s::jsonb)
+ON CONFLICT (dedup_key) DO NOTHING;

@@ -25,7 +25,7 @@ def retired(cursor: Any, settings: Settings, as_of: datetime) -> list[Answer]:
 def _why(settings: Settings, rule: str, topic: str, group: str, as_of: datetime) -> str | None:
     """As a sentence without its end; null: it is watched."""
     if rule == "duty_overdue":
-        return None if topic in settings.watch.allowed_age else f"The duty {topic} is not in watch.allowed_age any more"
+        return None if topic in settings.watched_duties() else f"The duty {topic} is not in watch.allowed_age any more"
     if rule == "heartbeat":
         return None if settings.heartbeat is not None else "No heartbeat is configured any more"
     if topic not in settings.topics:

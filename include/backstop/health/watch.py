@@ -98,7 +98,7 @@ def _beat(
     known = {one.duty: one.last_success for one in standings if one.scope == "*"}
     lines = missing or [
         f"{duty}: succeeded {(now - last).total_seconds():.0f} s ago" if (last := known.get(duty)) else f"{duty}: newly installed"
-        for duty in settings.watch.allowed_age
+        for duty in settings.watched_duties()
     ]
     try:
         said = beat(connections.url(reference), "\n".join(lines), settings.heartbeat.timeout)

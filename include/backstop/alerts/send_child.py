@@ -1,0 +1,156 @@
+"""Sends messages through one channel, in a process of its own: what hangs, prints or crashes in a service's plugin ends here.
+
+On stdin one JSON document a line: first the channel (the URL is never an argument, which others could see), then messages.
+On stdout one line for each: {"error": null} when the channel took it, else what kind of failure it was, and no more: what a
+server says may quote the URL. Ends by itself when a message takes too long, also when the parent is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+Send = Callable[[Mapping[str, Any]], str | None]
+
+LOCAL = frozenset({"blink1", "dbus", "gio", "glib", "gnome", "kde", "macosx", "qt", "syslog", "windows"})
+"""Plugins that speak to this machine: nobody reads what a server says to its own desktop."""
+UNANSWERED = frozenset({"rsyslog", "aprs", "growl"})
+"""Whether anybody took it cannot be known, and silence is never success."""
+_PINGS = re.compile(r"@(?=(everyone|here|channel|all)\b)")
+_STATUS = re.compile(r"error=(\d{3})|\b([45]\d\d)\b")
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirect could lead anywhere, and turns a POST into a GET; the answer itself is then the error."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def webhook(channel: Mapping[str, Any]) -> Send | str:
+    """Posts a message's fields as JSON; or why the URL cannot be used."""
+    if urlsplit(channel["url"]).scheme not in ("http", "https"):
+        return "not an http(s) URL"
+    opener = build_opener(_NoRedirects)
+
+    def send(message: Mapping[str, Any]) -> str | None:
+        body = json.dumps(message["fields"]).encode()
+        request = Request(channel["url"], data=body, headers={"Content-Type": "application/json"}, method="POST")
+        try:
+            with opener.open(request, timeout=channel["timeout"]):
+                return None
+        except HTTPError as error:
+            error.close()
+            return f"HTTP {error.code}"
+        except (OSError, HTTPException, ValueError) as error:
+            return type(getattr(error, "reason", error)).__name__
+
+    return send
+
+
+def apprise(channel: Mapping[str, Any]) -> Send | str:
+    """Sends title and text by Apprise; or why the URL cannot be used."""
+    try:
+        from apprise import Apprise, AppriseAsset
+        from apprise.common import NotifyFormat, NotifyType
+        from apprise.manager_plugins import NotificationManager
+    except ImportError:
+        return "Apprise is not installed: pip install backstop-mq[alerts]"
+    said = _Heard()
+    logger = logging.getLogger("apprise")
+    logger.propagate = False
+    logger.addHandler(said)
+    scheme = urlsplit(channel["url"]).scheme.lower()
+    if scheme in LOCAL | UNANSWERED:
+        return f"{scheme}:// does not reach anybody who could answer"
+    plugins = NotificationManager()
+    if scheme not in plugins or getattr(plugins[scheme], "category", None) == "custom":
+        return "no service that Apprise knows has this scheme"
+    # Nothing is kept on disk, and nobody is redirected elsewhere with our credentials.
+    asset = AppriseAsset(storage_mode="memory", secure_logging=True, http_redirects=False, app_id="Backstop")
+    plugin = Apprise.instantiate(channel["url"], asset=asset)
+    if plugin is None:
+        return "Apprise cannot read it"
+    if plugin.redirects or getattr(plugin, "optional", False) or getattr(plugin, "retry", 0):
+        return "redirect, optional and retry are not for the URL to say"
+    if len(plugin) != 1 or getattr(plugin, "cc", None) or getattr(plugin, "bcc", None):
+        # Apprise says only whether all of them took it: those who did would be told again and again.
+        return f"it names {len(plugin)} targets or copies; one channel is for one: a list's address, a room, a service"
+    plugin.socket_connect_timeout = plugin.socket_read_timeout = channel["timeout"]
+    plugin.request_rate_per_sec = min(plugin.request_rate_per_sec, 0.0 if scheme.startswith("mailto") else 1.0)
+    types = {"info": NotifyType.INFO, "warning": NotifyType.WARNING, "critical": NotifyType.FAILURE}
+
+    def send(message: Mapping[str, Any]) -> str | None:
+        said.texts.clear()
+        kind = NotifyType.SUCCESS if message["closing"] else types[message["severity"]]
+        if scheme == "pagerduty":
+            # One incident a story: told again it is the same one, and its closing alert resolves it.
+            plugin.action, plugin.dedup = "map", f"backstop/{message['thread']}"
+        taken = plugin.notify(
+            body=_PINGS.sub("@ ", message["body"]), title=_PINGS.sub("@ ", message["title"]), notify_type=kind,
+            body_format=NotifyFormat.TEXT,
+        )  # fmt: skip
+        return None if taken is True else said.kind()
+
+    return send
+
+
+class _Heard(logging.Handler):
+    """What Apprise logged of one message, for the kind of its failure alone."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    def kind(self) -> str:
+        text = " ".join(self.texts)
+        if found := _STATUS.search(text):
+            return f"HTTP {found[1] or found[2]}"
+        return "no connection" if "onnection" in text else "refused"
+
+
+WAYS: dict[str, Callable[[Mapping[str, Any]], Send | str]] = {"apprise": apprise, "webhook": webhook}
+
+
+def main() -> None:
+    """Serves one channel until stdin ends."""
+    # Whatever a plugin prints must not look like an answer.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+
+    def answer(error: str | None) -> None:
+        print(json.dumps({"error": error}), file=answers, flush=True)
+
+    channel = json.loads(sys.stdin.readline())
+    signal.setitimer(signal.ITIMER_REAL, channel["start"])
+    send = WAYS[channel["kind"]](channel)
+    answer(send if isinstance(send, str) else None)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if isinstance(send, str):
+        return
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_REAL, channel["limit"])
+        try:
+            error = send(json.loads(line))
+        except Exception as broken:  # noqa: BLE001  a plugin may raise anything; its text may hold the URL
+            error = type(broken).__name__
+        answer(error)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+if __name__ == "__main__":
+    main()
