@@ -67,36 +67,14 @@ SELECT q.ctid FROM quarantine q WHERE q.last_seen_at < %(before)s LIMIT %(limit)
 -- name: anomaly: oddities that nobody has met for long
 SELECT a.ctid FROM anomaly a WHERE a.last_seen_at < %(before)s LIMIT %(limit)s FOR UPDATE OF a SKIP LOCKED;
 
--- name: alert: alerts that were delivered and whose case, if any, is closed
+-- name: alert: alerts that were delivered, or that nobody was to be told, and whose case, if any, is closed
 SELECT a.ctid FROM alert a
-WHERE a.delivered_at < %(before)s AND a.created_at < %(before)s AND NOT EXISTS (
+WHERE coalesce(a.delivered_at, a.ended_at) < %(before)s AND NOT EXISTS (
     SELECT 1 FROM case_file c WHERE c.case_id = a.case_id AND (c.closed_at IS NULL OR c.closed_at >= %(before)s))
 LIMIT %(limit)s FOR UPDATE OF a SKIP LOCKED;
 
--- name: dead_letter: decided letters whose page the broker has acknowledged, and whose case is closed; kept by topic
-SELECT d.ctid
-FROM dead_letter d
-JOIN drain_batch b ON b.batch_id = d.batch_id AND b.acknowledged_at IS NOT NULL
-LEFT JOIN unnest(%(topics)s::text[], %(instants)s::timestamptz[]) AS k (topic, before) ON k.topic = d.topic
-WHERE d.state IN ('replayed', 'discarded') AND d.closed_at < %(latest)s AND d.closed_at < coalesce(k.before, %(other)s)
-    AND NOT EXISTS (SELECT 1 FROM case_file c WHERE c.case_id = d.case_id AND c.closed_at IS NULL)
-ORDER BY d.closed_at
-LIMIT %(limit)s FOR UPDATE OF d SKIP LOCKED;
-
--- name: empty_letters: contents of decided letters, where the policy keeps them shorter than the letter; the rest stays
-WITH chosen AS MATERIALIZED (
-    SELECT d.dead_letter_id
-    FROM dead_letter d
-    LEFT JOIN unnest(%(topics)s::text[], %(instants)s::timestamptz[]) AS k (topic, before) ON k.topic = d.topic
-    WHERE d.state IN ('replayed', 'discarded') AND d.closed_at < %(latest)s AND d.closed_at < coalesce(k.before, %(other)s)
-        AND d.emptied_at IS NULL
-    ORDER BY d.closed_at
-    LIMIT %(limit)s FOR UPDATE OF d SKIP LOCKED
-), aside AS (
-    DELETE FROM dead_letter_aside a USING chosen c WHERE a.dead_letter_id = c.dead_letter_id
-)
-UPDATE dead_letter d SET content = NULL, aside = false, emptied_at = clock_timestamp()
-FROM chosen c WHERE d.dead_letter_id = c.dead_letter_id;
+-- name: alert_message: what channels were told, once nothing refers to it
+SELECT t.ctid FROM alert_message t WHERE t.sent_at < %(before)s;
 
 -- name: case_file: cases that were closed long ago, with their members and notes
 SELECT t.ctid FROM case_file t WHERE t.state = 'closed' AND t.closed_at < %(before)s;
@@ -121,12 +99,12 @@ AND NOT EXISTS (SELECT 1 FROM {table} o WHERE o.{column} = t.{key});
 -- name: one_step: ends such a query
 LIMIT %(limit)s FOR UPDATE OF t SKIP LOCKED;
 
--- name: pointing_at: the tables whose rows point at a table and do not go with it
+-- name: pointing_at: the tables whose rows point at a table and do not go with its rows
 SELECT c.conrelid::regclass::text, a.attname, f.attname
 FROM pg_constraint c
 JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1]
 JOIN pg_attribute f ON f.attrelid = c.confrelid AND f.attnum = c.confkey[1]
-WHERE c.contype = 'f' AND c.confrelid = to_regclass(%(table)s) AND c.confdeltype = 'a'
+WHERE c.contype = 'f' AND c.confrelid = to_regclass(%(table)s) AND c.confdeltype <> 'c'
 ORDER BY 1, 2;
 
 -- name: delete: takes a step's rows away

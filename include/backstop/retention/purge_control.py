@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from psycopg2 import errors, sql
@@ -10,7 +9,7 @@ from psycopg2 import errors, sql
 from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.records import Counts
-from backstop.retention.kept import contents_kept, control_kept, letters_kept
+from backstop.retention.kept import control_kept
 from backstop.retention.pace import Pace
 from backstop.runs.run import Run, hold
 
@@ -20,7 +19,7 @@ BY_RUN = (
     "verdict", "verdict_count", "staged_verdict", "staged_stub", "staged_count", "staged_read", "staged_letter", "data_check",
 )  # fmt: skip
 BY_AGE = ("progress_history", "watch_finding", "quarantine", "anomaly", "alert")
-POINTED_AT = ("case_file", "resend_batch", "cause", "drain_batch", "run")
+POINTED_AT = ("alert_message", "case_file", "resend_batch", "cause", "drain_batch", "run")
 """Other tables point at these: a row goes when none does any more. Runs last, because nearly everything points at them."""
 
 
@@ -30,39 +29,9 @@ def purge_control(settings: Settings, control: Any, run: Run, pace: Pace) -> Cou
     counts = Counts()
     for table in (*BY_RUN, *BY_AGE):
         counts += _steps(settings, control, run, pace, table, _whole(table), {"before": before})
-    letters = _by_topic(run.as_of, letters_kept(settings))
-    counts += _steps(settings, control, run, pace, "dead_letter", _whole("dead_letter"), letters)
     for table in POINTED_AT:
         counts += _steps(settings, control, run, pace, table, _unless_pointed_at(control, table), {"before": before})
     return counts
-
-
-def empty_letters(settings: Settings, control: Any, run: Run, pace: Pace) -> Counts:
-    """Contents of decided letters that the policy keeps shorter than the letters."""
-    kept = contents_kept(settings)
-    counts = Counts()
-    if not kept or run.dry_run:
-        return counts
-    values = {**_by_topic(run.as_of, kept), "limit": settings.retention.step_rows}
-    while not pace.is_over():
-        with pace.step(), control, control.cursor() as cursor:
-            hold(cursor, run)
-            cursor.execute(_SQL["empty_letters"], values)
-            emptied = cursor.rowcount
-        counts.add("letters_emptied", emptied)
-        if emptied < settings.retention.step_rows:
-            return counts
-    counts.add("unfinished")
-    return counts
-
-
-def _by_topic(as_of: datetime, kept: dict[str, Any]) -> dict[str, Any]:
-    """The instants up to which each topic's go; topics that are not named follow ''."""
-    named = {topic: as_of - length for topic, length in kept.items() if topic}
-    other = as_of - kept[""] if "" in kept else datetime.min.replace(tzinfo=as_of.tzinfo)
-    return {
-        "topics": list(named), "instants": list(named.values()), "other": other, "latest": max([*named.values(), other]),
-    }  # fmt: skip
 
 
 def _whole(name: str) -> sql.Composable:
@@ -96,7 +65,7 @@ def _steps(
                 hold(cursor, run)
                 cursor.execute(chosen if run.dry_run else delete, {**values, "limit": rows})
                 gone = cursor.rowcount
-        except errors.ForeignKeyViolation:
+        except (errors.ForeignKeyViolation, errors.DeadlockDetected):
             # Somebody began to point at one of them in this moment: the next run finds the others.
             counts.add(f"{table}_put_off")
             return counts

@@ -1,6 +1,6 @@
 """The retention duty: inside its window, step by step, takes away what is over; safe to run twice, beside another, and killed.
 
-    logs | stubs | what is remembered of them | contents of letters | the control database | the reports
+    logs | stubs | what is remembered of them | letters | the control database | the reports
 
 Logs go before their stubs: whether a log may go is asked of its stub.
 """
@@ -20,8 +20,9 @@ from backstop.errors import StoreUnavailable, Unavailable
 from backstop.records import Counts
 from backstop.retention.kept import control_kept, require_safe
 from backstop.retention.pace import Pace
-from backstop.retention.purge_control import empty_letters, purge_control
+from backstop.retention.purge_control import purge_control
 from backstop.retention.purge_history import purge_history
+from backstop.retention.purge_letters import purge_letters
 from backstop.retention.purge_logs import purge_logs
 from backstop.retention.purge_reports import purge_reports
 from backstop.retention.purge_stubs import purge_stubs
@@ -39,7 +40,7 @@ def purge(
     counts = purge_logs(settings, connections, control, pace, missed, dry_run=run.dry_run)
     counts += purge_stubs(settings, connections, control, pace, missed, dry_run=run.dry_run)
     counts += purge_history(settings, connections, control, run, pace, missed)
-    counts += empty_letters(settings, control, run, pace)
+    counts += purge_letters(settings, control, run, pace)
     counts += purge_control(settings, control, run, pace)
     if reports is not None and not pace.is_over():
         counts += purge_reports(control, reports, run.as_of - control_kept(settings), dry_run=run.dry_run)

@@ -18,7 +18,7 @@ COMMENT ON COLUMN erasure.erased IS 'place -> how many rows of the message were 
 ALTER TABLE message_version ADD COLUMN emptied_at timestamptz;
 COMMENT ON COLUMN message_version.emptied_at IS 'when the content was purged or erased; null: it is there';
 ALTER TABLE dead_letter ADD COLUMN emptied_at timestamptz;
-COMMENT ON COLUMN dead_letter.emptied_at IS 'when content and headers were purged or erased; null: they are there';
+COMMENT ON COLUMN dead_letter.emptied_at IS 'when the content was purged, or content and headers erased; null: they are there';
 
 -- What an audit looked at, and what it found.
 CREATE TABLE audit_look (
@@ -58,4 +58,5 @@ CREATE INDEX drain_batch_run ON drain_batch (run_id);
 CREATE INDEX dead_letter_closed ON dead_letter (closed_at) WHERE closed_at IS NOT NULL;
 CREATE INDEX dead_letter_batch ON dead_letter (batch_id);
 CREATE INDEX alert_case ON alert (case_id) WHERE case_id IS NOT NULL;
+CREATE INDEX alert_delivery_message ON alert_delivery (message_id) WHERE message_id IS NOT NULL;
 CREATE INDEX run_finished ON run (finished_at) WHERE finished_at IS NOT NULL;
