@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from backstop.config.alerts import NOTIFY, AlertsSettings, ChannelSettings
+from backstop.config.dead_letter_rules import DeadLetterRule
 from backstop.config.durations import Duration, parse
 from backstop.config.foreign import ForeignSettings
 from backstop.config.policy import Policy
@@ -41,7 +42,7 @@ class _Frozen(BaseModel):
 class BrokerSettings(_Frozen):
     """One broker. `options` go to its adapter."""
 
-    kind: Literal["redis_streams"]
+    kind: Literal["redis_streams", "activemq"]
     connection: ConnectionRef
     options: dict[str, int | float | str | bool] = Field(
         default={}, description="what the adapter takes, for example delivery_limit and visibility (seconds)"
@@ -222,6 +223,9 @@ class PeopleSettings(_Frozen):
 class DeadLetterSettings(_Frozen):
     """How dead letters are drained and understood."""
 
+    rules: tuple[DeadLetterRule, ...] = Field(
+        default=(), description="what the text of a dead letter means; asked before the built-in rules, the first match decides"
+    )
     aside_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024, strict=True)] = Field(
         default=256 * 1024, description="a larger content is kept whole beside its letter, so that reading letters stays light"
     )

@@ -1,0 +1,158 @@
+"""Finds what one text cannot tell: a place where many templates that agree in all else have different words.
+
+Pure, and blind to the order of its input. What was found once is kept by its cause's template, with `<name>` or `<any>` in
+that place, and is asked before anything is found anew: a cause does not move. Careful on purpose: two causes in one would let
+somebody replay a poison, one cause in two only costs them a second look.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from backstop.dead_letters.mask_slots import SLOT
+from backstop.dead_letters.vocabulary import is_kind, may_be_name
+
+NAME, ANY = "<name>", "<any>"
+"""A place for names (words that no list knows, and slots), and one for any word at all."""
+NAMES, WORDS = 3, 5
+"""So many different names, or words, in one place make it a slot."""
+LONGEST = 120
+"""Tokens: longer templates stay as they are."""
+_CORE = re.compile(r"[^\W\d_][\w.\-$]*")
+_MARK = re.compile(r"<\*>|<name>|<any>")
+
+Tokens = tuple[str, ...]
+
+
+class _Token(NamedTuple):
+    before: str
+    core: str
+    after: str
+
+    def with_core(self, core: str) -> str:
+        return self.before + core + self.after
+
+
+class Patterns:
+    """Templates that were kept with a place for words, the oldest first."""
+
+    def __init__(self, kept: Iterable[str]) -> None:
+        self._by_length: dict[int, list[tuple[str, Tokens]]] = defaultdict(list)
+        for template in kept:
+            tokens = tuple(template.split(" "))
+            self._by_length[len(tokens)].append((template, tokens))
+
+    def match(self, template: str) -> str | None:
+        """The oldest pattern that the template fits; null: none."""
+        tokens = tuple(template.split(" "))
+        for pattern, wanted in self._by_length.get(len(tokens), ()):
+            if pattern != template and all(map(_fits, wanted, tokens)):
+                return pattern
+        return None
+
+
+def is_pattern(template: str) -> bool:
+    """It has a place that was found."""
+    return NAME in template or ANY in template
+
+
+def find_patterns(candidates: Mapping[str, str]) -> dict[str, str]:
+    """Template -> category, of templates that no kept pattern fits; returns template -> pattern for those that make one.
+
+    Templates of different categories never make a pattern together.
+    """
+    found: dict[str, str] = {}
+    by_shape: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for template, category in sorted(candidates.items()):
+        length = template.count(" ") + 1
+        if 2 < length <= LONGEST and not is_pattern(template):
+            by_shape[category, length].append(template)
+    for templates in by_shape.values():
+        named = dict(_by_names(templates))
+        units = {template: named.get(template, template) for template in templates}
+        words = dict(_by_words(sorted(set(units.values()))))
+        found |= {template: words.get(unit, unit) for template, unit in units.items() if words.get(unit, unit) != template}
+    return found
+
+
+def _by_names(templates: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Templates that are one once every possible name is left out; each name's place then needs NAMES of them."""
+    alike: dict[Tokens, list[list[_Token]]] = defaultdict(list)
+    for template in templates:
+        tokens = [_split(token) for token in template.split(" ")]
+        alike[tuple(t.with_core(NAME) if may_be_name(t.core) else t.with_core(t.core) for t in tokens)].append(tokens)
+    for skeleton, members in alike.items():
+        places = [at for at, token in enumerate(members[0]) if may_be_name(token.core)]
+        if len(members) >= NAMES and places:
+            yield from _settle(skeleton, members, places)
+
+
+def _settle(skeleton: Tokens, members: list[list[_Token]], places: Collection[int]) -> Iterator[tuple[str, str]]:
+    values = {at: {tokens[at].core for tokens in members} for at in places}
+    differ = {at: found for at, found in values.items() if len(found) > 1}
+    if len(members) < NAMES or not differ:
+        return
+    fewest = min(differ, key=lambda at: (len(differ[at]), at))
+    if len(differ[fewest]) < NAMES:
+        for value in sorted(differ[fewest]):
+            yield from _settle(skeleton, [tokens for tokens in members if tokens[fewest].core == value], places)
+        return
+    pattern = [token if at in differ else members[0][at].with_core(members[0][at].core) for at, token in enumerate(skeleton)]
+    if _says_enough(pattern, 2):
+        for tokens in members:
+            yield " ".join(token.with_core(token.core) for token in tokens), " ".join(pattern)
+
+
+def _by_words(units: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Units that differ in one word, whatever word: that place needs WORDS of them."""
+    alike: dict[tuple[int, Tokens], list[str]] = defaultdict(list)
+    for unit in units:
+        tokens = unit.split(" ")
+        for at, token in enumerate(tokens):
+            part = _split(token)
+            if part.core and not is_kind(part.core) and not _MARK.search(token):
+                alike[at, (*tokens[:at], part.with_core(ANY), *tokens[at + 1 :])].append(unit)
+    taken: set[str] = set()
+    for (_, pattern), members in sorted(alike.items(), key=lambda found: (-len(found[1]), found[0])):
+        fresh = [unit for unit in members if unit not in taken]
+        if len(fresh) >= WORDS and _says_enough(pattern, 3):
+            taken.update(fresh)
+            for unit in fresh:
+                yield unit, " ".join(pattern)
+
+
+def _says_enough(pattern: Sequence[str], words: int) -> bool:
+    """So many words stay, and no fewer than there are places for words."""
+    places = sum(1 for token in pattern if is_pattern(token))
+    stay = sum(1 for token in pattern if not _MARK.search(token) and _CORE.search(token))
+    return stay >= max(words, places)
+
+
+@lru_cache(maxsize=65_536)
+def _split(token: str) -> _Token:
+    """The first word of a token, with what stands around it; none in a slot."""
+    if token.startswith(SLOT):
+        return _Token(token, "", "")
+    found = _CORE.search(token)
+    if found is None or SLOT in token[: found.start()]:
+        return _Token(token, "", "")
+    core = found[0].rstrip(".-")
+    return _Token(token[: found.start()], core, token[found.start() + len(core) :])
+
+
+def _fits(wanted: str, token: str) -> bool:
+    if wanted == token:
+        return True
+    for mark in (NAME, ANY):
+        if mark in wanted:
+            before, _, after = wanted.partition(mark)
+            core = (
+                token[len(before) : len(token) - len(after) or None] if token.startswith(before) and token.endswith(after) else ""
+            )
+            if core == SLOT or (core and _CORE.fullmatch(core) and not is_kind(core) and (mark == ANY or may_be_name(core))):
+                return True
+    return False
