@@ -17,6 +17,8 @@ ID_HEADER = "backstop-message-id"
 """Carries the business key with every copy."""
 SEND_HEADER = "backstop-send-number"
 """Which send of the message this copy is: 1 for the application's own."""
+VERSION_HEADER = "backstop-content-version"
+"""Which edit of the content this is, 1 for the original (also when absent)."""
 
 
 class Key(NamedTuple):
@@ -215,6 +217,9 @@ class LogRow:
     consumed_at: datetime | None
     conflicts: int = 0
     last_error: str | None = None
+    owner_host: str | None = None
+    payload_hash: str | None = None
+    """Of the content it worked on, in hex."""
     invalid: str | None = None
     """Why the row breaks its contract, or null."""
 

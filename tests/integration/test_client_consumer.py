@@ -19,13 +19,12 @@ import redis
 
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.client import Consumer, Work, run_until_signal
-from backstop.client.read_headers import VERSION_HEADER
 from backstop.errors import ConfigurationError, StoreUnavailable
 from backstop.leases import guard
 from backstop.local.ports import free_port
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
-from backstop.records import GROUPS_HEADER, Counts, Message
+from backstop.records import GROUPS_HEADER, VERSION_HEADER, Counts, Message
 from client_world import (  # noqa: F401
     DELIVERY_LIMIT,
     GROUP,

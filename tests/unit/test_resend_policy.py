@@ -137,9 +137,16 @@ def test_for_a_person_only_confirmed_voided_and_in_progress_close_it(verdict: Ve
     assert isinstance(decision, NotNeeded if closing else Send)
 
 
-@pytest.mark.parametrize("verdict", sorted(NOT_NEEDED))
+@pytest.mark.parametrize("verdict", sorted(NOT_NEEDED - {Verdict.DEAD_LETTERED}))
 def test_triage_overrules_what_a_person_overrules(verdict: Verdict) -> None:
     assert decided(judged("billing", verdict), by="triage") == decided(judged("billing", verdict), by="case 3")
+
+
+def test_triage_waits_for_another_letter_that_nobody_has_decided() -> None:
+    dead, stalled = judged("billing", Verdict.DEAD_LETTERED), judged("shipping", Verdict.STALLED)
+    assert isinstance(decided(dead, by="triage"), Postpone)
+    assert isinstance(decided(dead, by="case 3"), Send)
+    assert decided(dead, stalled, by="triage") == Send(("shipping",), "topic"), "what joined its request is not replayed by it"
 
 
 @pytest.mark.parametrize(("verdict", "by"), list(product(sorted(WAITS), ["reconcile", "triage", "case 3"])))
@@ -161,7 +168,7 @@ def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case
     lost = judged("billing", Verdict.LOST, eligible=True)
     blocked = {"billing": "guard", "shipping": "no"}
     assert decided(lost, duplicates=blocked) == NotNeeded(NO_ROUTE)
-    assert decided(judged("billing", Verdict.DEAD_LETTERED), duplicates=blocked, by="triage") == NotNeeded(NO_ROUTE)
+    assert decided(judged("billing", Verdict.STALLED), duplicates=blocked, by="triage") == NotNeeded(NO_ROUTE)
     assert decided(lost, duplicates=blocked, by="case 5") == Send(("billing",), "topic"), (
         "a person decided so"
     )

@@ -16,6 +16,9 @@ ACTIONS: dict[str, str] = {
     "resend": "asks for the next send, to this group alone, where it still fits when it is claimed",
     "go_on": "the stopped batch goes on, with a canary again; what went wrong stays with its own verdicts and cases",
     "give_up": "what the stopped batch has not sent yet is closed; only a person asks for it again, and overdue says so",
+    "replay": "asks for the next send of each, to this group alone; one more is allowed where they are used up",
+    "replay_sample": "the same for a few of them (--sample N); the others stay, until it is known what became of these",
+    "edit": "replaces the content of one message (--message ID --content-file FILE) and replays it; the old one is kept",
     "accept": "the queue's new life is accepted: older copies are judged by time from now on",
 }
 """Every action with its sentence."""
@@ -33,6 +36,7 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
     "order_gap": ("resend", "void", "discard", "leave"),
     "order_parked": ("resend", "void", "discard", "leave"),
     "no_route": ("resend", "discard", "void", "leave"),
+    "dead_letters": ("replay", "replay_sample", "edit", "discard", "leave"),
     "lease_leak": ("leave",),
     "repeated_failure": ("leave",),
 }

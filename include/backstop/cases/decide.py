@@ -13,21 +13,19 @@ still stands may finish, the other is refused and told.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from psycopg2 import errors as pg
-
 from backstop.cases.actions import actions_for, is_done, why_not
 from backstop.cases.close import close_settled, settle
+from backstop.cases.intend import Decided, Intent, intend, record, refused, require_mine, withdraw_intention
 from backstop.cases.look import Case, show
 from backstop.cases.withdraw import settle_begun, withdraw
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.dead_letters.answer import answer
 from backstop.errors import DecisionRefused, StoreUnavailable
 from backstop.named_sql import load
 from backstop.records import Counts, Key
@@ -36,18 +34,6 @@ from backstop.verdicts.judge import Judge, Judged, Judgement, Promise
 
 _SQL = load("backstop.cases", "queries.sql")
 _BATCH = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """What a decision did. `left_out`: deliveries it did not fit, with the reason; the case stays open for them."""
-
-    case_id: int
-    action: str
-    counts: Counts
-    left_out: tuple[str, ...] = ()
-    again: bool = False
-    """The very same decision had been applied before; nothing changed now."""
 
 
 @dataclass(slots=True)
@@ -66,21 +52,26 @@ def decide(
 ) -> Decided:  # fmt: skip
     """Applies `action` to the case's open deliveries and commits.
 
-    options: `more` (raise: sends beyond those handed out, 1), `message_ids` (only these). Raises DecisionRefused when the
-    action does not fit the case as it is now, StoreUnavailable when the state could not be read again.
+    options: `more` (raise: sends beyond those handed out, 1), `message_ids` (only these), `once` (names the answer: the same
+    name is applied once); for dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the
+    case as it is now, StoreUnavailable when the state could not be read again.
     """
     options = options or {}
     case, _ = show(conn, case_id, members=0)
     _check(case, action, who, why)
-    if (case.decision, case.decided_by, case.why) == (action, who, why) and case.state != "open":
+    once = options.get("once")
+    applied = once is not None and any(entry.get("once") == once for entry in case.evidence.get("decisions", ()))
+    if applied or ((case.decision, case.decided_by, case.why) == (action, who, why) and case.state != "open"):
         return Decided(case_id, action, Counts(), again=True)
     if not case.actions:
-        raise _refused(
+        raise refused(
             f"Case {case_id} is already {case.state}" + (f": {case.decision} by {case.decided_by}." if case.decision else "."),
             f"See what became of it: backstop cases show {case_id}",
         )
-    intent = {"case_id": case_id, "action": action, "who": who, "why": why}
-    _intend(conn, intent)
+    intent = {"case_id": case_id, "action": action, "who": who, "why": why, "once": once}
+    intend(conn, intent)
+    if case.kind == "dead_letters":
+        return answer(conn, settings, connections, case, intent, options)
     settle_begun(conn, settings, connections, intent)
     if action in ("leave", "accept", "go_on", "give_up"):
         return _decide_in_control(conn, intent)
@@ -88,7 +79,7 @@ def decide(
         try:
             plan, partial = _plan(conn, judge, settings, case, action, options)
         except DecisionRefused:
-            _withdraw(conn, intent)
+            withdraw_intention(conn, intent)
             raise
         counts = _apply_in_producers(conn, judge, plan, intent, int(options.get("more", 1)))
     return _finish(conn, settings, intent, plan, counts, partial)
@@ -96,47 +87,24 @@ def decide(
 
 def _check(case: Case, action: str, who: str, why: str) -> None:
     if action not in actions_for(case.kind):
-        raise _refused(
+        raise refused(
             f"A case of kind {case.kind} cannot be decided by {action!r}.",
             f"Choose one of: {', '.join(actions_for(case.kind))}.",
         )
     if not who.strip() or not why.strip():
-        raise _refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
+        raise refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
 
 
-def _intend(conn: Any, intent: Mapping[str, Any]) -> None:
-    try:
-        with conn, conn.cursor() as cur:
-            cur.execute(_SQL["intend"], intent)
-            if cur.rowcount == 0:
-                raise _refused(
-                    f"Case {intent['case_id']} was closed or decided a moment ago.",
-                    f"See what became of it: backstop cases show {intent['case_id']}",
-                )
-    except pg.UniqueViolation:
-        raise _refused(
-            f"Case {intent['case_id']} was left, and a newer case of the same cause is open.",
-            "Decide the newer one: backstop cases list",
-        ) from None
-
-
-def _withdraw(conn: Any, intent: Mapping[str, Any]) -> None:
-    with conn, conn.cursor() as cur:
-        cur.execute(_SQL["still_mine"], intent)
-        if cur.fetchone() is not None:
-            cur.execute(_SQL["withdraw_intention"], intent)
-
-
-def _decide_in_control(conn: Any, intent: Mapping[str, Any]) -> Decided:
+def _decide_in_control(conn: Any, intent: Intent) -> Decided:
     """`leave`, `accept`, `go_on`, `give_up`: one transaction in the control database is all there is."""
     counts = Counts()
     with conn, conn.cursor() as cur:
-        _require_mine(cur, intent)
+        require_mine(cur, intent)
         if intent["action"] == "accept":
             cur.execute(_SQL["unaccepted_epochs"], intent)
             for broker, topic, queue_id, epoch, told in cur.fetchall():
                 if not told:
-                    raise _refused(
+                    raise refused(
                         f"Queue {queue_id} of {topic} began yet another life since this case was last seen.",
                         "Let reconcile run once, then look at the case again.",
                     )
@@ -144,17 +112,16 @@ def _decide_in_control(conn: Any, intent: Mapping[str, Any]) -> Decided:
                 counts.add("accepted", cur.rowcount)
         elif intent["action"] in ("go_on", "give_up"):
             counts += _move_batch(cur, intent)
-        _record(cur, intent, counts, [])
-        cur.execute(_SQL["decided"], intent)
+        record(cur, intent, counts, [], whole=True)
     return Decided(intent["case_id"], intent["action"], counts)
 
 
-def _move_batch(cur: Any, intent: Mapping[str, Any]) -> Counts:
+def _move_batch(cur: Any, intent: Intent) -> Counts:
     """A stopped batch goes on with a canary again, or ends and gives up what it had not sent."""
     go_on = intent["action"] == "go_on"
     cur.execute(_SQL["batch_goes_on" if go_on else "batch_given_up"], intent)
     if cur.rowcount == 0:
-        raise _refused(
+        raise refused(
             f"The batch of case {intent['case_id']} is not stopped any more.",
             f"See what became of it: backstop cases show {intent['case_id']}",
         )
@@ -172,12 +139,12 @@ def _plan(conn: Any, judge: Judge, settings: Settings, case: Case, action: str, 
     wanted = options.get("message_ids")
     chosen = [m for m in members if wanted is None or m[2] in set(wanted)]
     if wanted is not None and (unknown := sorted(set(wanted) - {m[2] for m in chosen})):
-        raise _refused(
+        raise refused(
             f"Not among the open deliveries of case {case.case_id}: {', '.join(unknown[:5])}.",
             f"See its members: backstop cases show {case.case_id}",
         )
     if action == "resend" and settings.topics[case.topic].mode != "repair":
-        raise _refused(
+        raise refused(
             f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
             "Set its mode to repair in backstop.yaml, or decide otherwise.",
         )
@@ -192,7 +159,7 @@ def _plan(conn: Any, judge: Judge, settings: Settings, case: Case, action: str, 
             )
         _plan_batch(plan, settings, action, batch, seen)
     if not plan.fits and not plan.done:
-        raise _refused(
+        raise refused(
             f"The decision to {action} does not fit case {case.case_id} as it is now: {_first(plan.left_out)}",
             f"Look again (backstop cases show {case.case_id}) and decide by the present state.",
         )
@@ -225,7 +192,7 @@ def _plan_batch(
                     plan.fits.append((judged, stub))
 
 
-def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Mapping[str, Any], more: int) -> Counts:
+def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, more: int) -> Counts:
     """`void` and `raise`, message by message; each is done at most once however often it is repeated."""
     counts, stubs = Counts(), {stub.key: stub for _, stub in plan.fits}
     if intent["action"] == "void":
@@ -252,12 +219,12 @@ def _allows(judge: Judge, promise: Promise, sends: int) -> bool:
     return now is not None and (now.max_sends or 0) >= sends
 
 
-def _finish(conn: Any, settings: Settings, intent: Mapping[str, Any], plan: _Plan, counts: Counts, partial: bool) -> Decided:
+def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: Counts, partial: bool) -> Decided:
     """The last transaction: what belongs to the control database, and the decision itself."""
     action, case_id = intent["action"], intent["case_id"]
     settled = list(plan.done)
     with conn, conn.cursor() as cur:
-        _require_mine(cur, intent)
+        require_mine(cur, intent)
         if action == "discard":
             given_up = [(j.topic, j.message_id, j.consumer_group) for j, _ in plan.fits]
             cur.execute(_SQL["discard"], {
@@ -277,8 +244,7 @@ def _finish(conn: Any, settings: Settings, intent: Mapping[str, Any], plan: _Pla
         for name, number in (("already_done", len(plan.done)), ("left_out", len(plan.left_out))):
             if number:
                 counts.add(name, number)
-        _record(cur, intent, counts, plan.left_out)
-        cur.execute(_SQL["withdraw_intention" if plan.left_out or partial else "decided"], intent)
+        record(cur, intent, counts, plan.left_out, whole=not (plan.left_out or partial))
         close_settled(cur)
     return Decided(case_id, action, counts, tuple(plan.left_out))
 
@@ -293,24 +259,6 @@ def _ask(settings: Settings, case_id: int, judged: Judged, verdicts: Mapping[str
     )  # fmt: skip
 
 
-def _require_mine(cur: Any, intent: Mapping[str, Any]) -> None:
-    cur.execute(_SQL["still_mine"], intent)
-    if cur.fetchone() is None:
-        raise DecisionRefused(
-            f"Somebody else began another decision of case {intent['case_id']} meanwhile.",
-            kept="What this one had changed in producer databases stays; requests and discards were not written.",
-            next_step=f"Talk to them: backstop cases show {intent['case_id']}",
-        )
-
-
-def _record(cur: Any, intent: Mapping[str, Any], counts: Counts, left_out: Sequence[str]) -> None:
-    entry = {
-        "action": intent["action"], "by": intent["who"], "why": intent["why"], "did": dict(counts),
-        "left_out": len(left_out), "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
-    cur.execute(_SQL["record_decision"], {"case_id": intent["case_id"], "entry": json.dumps([entry])})
-
-
 def _first(sentences: Sequence[str]) -> str:
     if not sentences:
         return "none of its deliveries is open any more."
@@ -318,5 +266,3 @@ def _first(sentences: Sequence[str]) -> str:
     return "; ".join(sentences[:3]) + rest + "."
 
 
-def _refused(what: str, next_step: str) -> DecisionRefused:
-    return DecisionRefused(what, kept="Nothing was applied.", next_step=next_step)

@@ -35,6 +35,7 @@ class Case:
     decided_at: datetime | None
     why: str | None
     closed_at: datetime | None
+    reopened: int
     members: int
     open_members: int
 

@@ -18,16 +18,19 @@ Member = tuple[str, str, str, str]
 
 def open_case(
     cur: Any, *, kind: str, topic: str, group: str, subject: str, severity: str, summary: str,
-    evidence: Mapping[str, object], members: Sequence[Member], run_id: int | None,
+    evidence: Mapping[str, object], members: Sequence[Member], run_id: int | None, reopens: bool = False,
 ) -> int:  # fmt: skip
     """Returns the case's id; everything is written in the caller's transaction.
 
     One cause (kind, topic, group, subject) has one open case and one alert, however often it is found. Members that a
     person left on purpose, or whose resend a person asked for and which is still on its way, open nothing again.
+    `reopens`: a cause that comes back opens its last case again, and the caller sees to it that what a person left stays left.
     """
     where: dict[str, Any] = {"kind": kind, "topic": topic, "group": group, "subject": subject}
     fresh, left = list(members), None
-    if members:
+    if reopens:
+        _reopen(cur, where, severity, summary)
+    elif members:
         cur.execute(_SQL["covered"], {
             **where, "topics": [m[1] for m in members], "ids": [m[2] for m in members],
             "groups": [m[3] for m in members],
@@ -54,3 +57,14 @@ def open_case(
         "title": f"Case {case_id}: {kind} in {topic}", "body": f"{summary}. See: backstop cases show {case_id}",
     })  # fmt: skip
     return case_id
+
+
+def _reopen(cur: Any, where: Mapping[str, Any], severity: str, summary: str) -> None:
+    """Opens the last case of the cause again, where none is open; what was decided of it stays in its evidence."""
+    cur.execute(_SQL["reopen"], where)
+    for case_id, times in cur.fetchall():
+        cur.execute(_SQL["alert"], {
+            "case_id": case_id, "dedup_key": f"case/{case_id}/reopened/{times}", "severity": severity,
+            "title": f"Case {case_id} came back: {where['kind']} in {where['topic']}",
+            "body": f"{summary}. It was decided or closed before. See: backstop cases show {case_id}",
+        })  # fmt: skip

@@ -7,10 +7,7 @@ from backstop.brokers.protocol import Received
 from backstop.client.check_message import check_key
 from backstop.errors import ContractBroken
 from backstop.leases.lease import Arrival, payload_hash
-from backstop.records import GROUPS_HEADER, SEND_HEADER
-
-VERSION_HEADER = "backstop-content-version"
-"""Which edit of the content this is, 1 for the original (also when absent)."""
+from backstop.records import GROUPS_HEADER, SEND_HEADER, VERSION_HEADER
 
 
 @dataclass(frozen=True, slots=True)

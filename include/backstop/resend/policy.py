@@ -20,9 +20,10 @@ from backstop.verdicts.judge import Told
 Route = Literal["topic", "group"]
 
 RECONCILE = "reconcile"
-"""Asks by machine for what is eligible; everybody else may overrule an EXHAUSTED or a DEAD_LETTERED."""
+"""Asks by machine for what is eligible; a person may overrule an EXHAUSTED or a DEAD_LETTERED."""
 TRIAGE = "triage"
-"""Asks by machine for a dead letter whose cause lets it be replayed; the rules of routes and order hold for it."""
+"""Asks by machine for a dead letter whose cause lets it be replayed: of a delivery that is not done, and has no letter that is
+undecided. The rules of routes and order hold for it."""
 MACHINES = frozenset({RECONCILE, TRIAGE})
 """Everybody else is a person, who looked."""
 NO_ROUTE = "no_route"
@@ -120,15 +121,15 @@ def decide(
 
     Groups that need no copy any more, or not yet, are left out of the send; the others do not wait for them.
     """
-    overrules, person = requested_by != RECONCILE, requested_by not in MACHINES
+    person = requested_by not in MACHINES
     mine = [one for one in judged if asked is None or one.consumer_group in asked]
     if as_of >= created_at + policy.replay_horizon:
         return NotNeeded(TOO_OLD)
     send, wait, done = [], [], []
     for one in mine:
-        if _may_send(one, overrules):
+        if _may_send(one, requested_by):
             send.append(one.consumer_group)
-        elif _waits(one, duplicates):
+        elif _waits(one, requested_by, duplicates):
             wait.append(one)
         else:
             done.append(one)
@@ -145,13 +146,21 @@ def decide(
     return NotNeeded(_say(done) or "no group owes it")
 
 
-def _may_send(one: Told, overrules: bool) -> bool:
-    if overrules:
-        return one.verdict not in _DONE and one.verdict not in _WAIT
-    return one.eligible
+def _may_send(one: Told, requested_by: str) -> bool:
+    if requested_by == RECONCILE or _undecided(one, requested_by):
+        return one.eligible
+    return one.verdict not in _DONE and one.verdict not in _WAIT
 
 
-def _waits(one: Told, duplicates: Mapping[str, str]) -> bool:
+def _undecided(one: Told, requested_by: str) -> bool:
+    """What triage asked for has no open letter any more: one that is there is another one, which perhaps a person must decide.
+    It may also be of a group that joined the request."""
+    return requested_by == TRIAGE and one.verdict is Verdict.DEAD_LETTERED
+
+
+def _waits(one: Told, requested_by: str, duplicates: Mapping[str, str]) -> bool:
+    if _undecided(one, requested_by):
+        return True
     if one.verdict is Verdict.STALLED:
         # The broker may still redeliver it. A group that takes no duplicates is a person's to decide, not
         # ours to keep.

@@ -11,6 +11,7 @@ from typing import Any
 from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.records import Counts, Key
+from backstop.resend.policy import TRIAGE as TRIAGE  # whose the requests are that come through this door by machine
 from backstop.resend.policy import Route, choose_route
 
 _SQL = load("backstop.resend", "queries.sql")

@@ -86,10 +86,11 @@ def _of_keys(group: str, keys: Sequence[Key]) -> dict[str, Any]:
 
 
 def _log(group: str, row: Sequence[Any]) -> LogRow:
-    topic, message_id, state, token, lease, attempts, stopped, received, updated, consumed, conflicts, error, broken = row
+    (topic, message_id, state, token, lease, attempts, stopped, received, updated, consumed, conflicts, error, host, hashed,
+     broken) = row  # fmt: skip
     return LogRow(
         consumer_group=group, topic=topic, message_id=message_id, state="" if state is None else state,
         owner_token=token, lease_expires_at=lease, attempts=attempts or 0, duplicates_stopped=stopped or 0,
         first_received_at=received, updated_at=updated, consumed_at=consumed, conflicts=conflicts or 0,
-        last_error=error, invalid=broken,
+        last_error=error, owner_host=host, payload_hash=hashed, invalid=broken,
     )  # fmt: skip

@@ -20,7 +20,7 @@ END;
 
 -- name: row_columns: all that is known of a row
 l.topic, l.message_id, l.state, l.owner_token::text, l.lease_expires_at, l.attempts, l.duplicates_stopped,
-l.first_received_at, l.updated_at, l.consumed_at, l.conflicts, l.last_error;
+l.first_received_at, l.updated_at, l.consumed_at, l.conflicts, l.last_error, l.owner_host, encode(l.payload_hash, 'hex');
 
 -- name: rule_columns: what the rule needs; instants in microseconds, those that no calendar holds as its ends
 l.topic, l.message_id, coalesce(l.state, '') AS log_state,

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from backstop.brokers.protocol import Finding
 from backstop.errors import ContractBroken
 from backstop.named_sql import load
-from backstop.records import Attempt, Key, Message, Outcome, Stub
+from backstop.records import VERSION_HEADER, Attempt, Key, Message, Outcome, Stub
 from backstop.stores.postgresql_check import check
 from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
 from backstop.stores.postgresql_privileges import PRODUCER
@@ -156,8 +156,8 @@ class PostgresStubs:
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         return {
-            Key(topic, message_id): Message(topic, message_id, bytes(content), _texts(headers), tag, ordering_key)
-            for topic, message_id, content, headers, tag, ordering_key in self._by_key("contents", keys)
+            Key(topic, message_id): Message(topic, message_id, bytes(content), _sent_headers(headers, version), tag, ordering_key)
+            for topic, message_id, content, headers, tag, ordering_key, version in self._by_key("contents", keys)
         }
 
     def claim(self, claims: Sequence[Claim]) -> set[Key]:
@@ -252,6 +252,10 @@ class PostgresStubs:
     def void(self, key: Key) -> bool:
         return bool(self._connection.rows(_SQL["void"], {"topic": key.topic, "message_id": key.message_id}))
 
+    def replace_content(self, key: Key, version: int, content: bytes) -> bool:
+        values = {"topic": key.topic, "message_id": key.message_id, "version": version, "content": content}
+        return bool(self._connection.rows(_SQL["replace_content"], values))
+
     def raise_max_sends(self, key: Key, max_sends: int) -> bool:
         values = {"topic": key.topic, "message_id": key.message_id, "max_sends": max_sends}
         return bool(self._connection.rows(_SQL["raise_max_sends"], values))
@@ -297,6 +301,12 @@ def _texts(document: str) -> dict[str, str]:
     headers = json.loads(document)
     # Headers are text to text by contract; another program's number or list travels as its JSON.
     return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in headers.items()}
+
+
+def _sent_headers(document: str, version: int) -> dict[str, str]:
+    """The headers as they are sent; those of an edited content say which edit it is."""
+    headers = _texts(document)
+    return headers if version == 1 else {**headers, VERSION_HEADER: str(version)}
 
 
 def _stored_text(text: str) -> str:

@@ -162,7 +162,7 @@ ORDER BY coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id
 LIMIT %(limit)s;
 
 -- name: contents: by key, what to publish
-SELECT s.topic, s.message_id, s.content, s.headers::text, s.tag, s.ordering_key
+SELECT s.topic, s.message_id, s.content, s.headers::text, s.tag, s.ordering_key, s.content_version
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
 CROSS JOIN LATERAL (
     SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
@@ -335,7 +335,13 @@ UPDATE message_stub SET
     updated_at = clock_timestamp()
 WHERE topic = %(topic)s::text AND message_id = %(message_id)s::text
     AND status IN ('pending', 'exhausted') AND send_count < %(max_sends)s::integer
-RETURNING topic;;
+RETURNING topic;
+
+-- name: replace_content: a person's edit, only where the version is as seen, the message is not final and nothing is under way
+UPDATE message_stub SET content = %(content)s, content_version = content_version + 1, updated_at = clock_timestamp()
+WHERE topic = %(topic)s::text AND message_id = %(message_id)s::text AND content_version = %(version)s::integer
+    AND status IN ('pending', 'exhausted') AND attempt_token IS NULL
+RETURNING topic;
 
 -- name: raise_numbers: after a restore, numbers that were handed out before it are not handed out again; one statement
 WITH handed AS (

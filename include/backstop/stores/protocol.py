@@ -211,7 +211,7 @@ class StubStore(Protocol):
         ...
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
-        """What to publish: the only method that reads payloads."""
+        """What to publish: the only method that reads payloads. The header backstop-content-version tells an edit's number."""
         ...
 
     def claim(self, claims: Sequence[Claim]) -> set[Key]:
@@ -246,6 +246,11 @@ class StubStore(Protocol):
 
     def void(self, key: Key) -> bool:
         """Withdraws a pending or exhausted stub; false when an attempt is under way or it is final."""
+        ...
+
+    def replace_content(self, key: Key, version: int, content: bytes) -> bool:
+        """A person's edit: the content becomes this one and the version `version` + 1, only where it is still `version`, the
+        message is not final and no attempt is under way."""
         ...
 
     def raise_max_sends(self, key: Key, max_sends: int) -> bool:

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-SUITES = ("stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts", "proof", "leases_before", "leases_after")
+SUITES = (
+    "stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts", "proof", "leases_before", "leases_after",
+    "letters_decided",
+)  # fmt: skip
 _HEADING = re.compile(r"^-- name: (?P<name>[a-z][a-z0-9_]*): (?P<must_hold>.+)$")
 
 

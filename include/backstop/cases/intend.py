@@ -1,0 +1,87 @@
+"""A decision's first and last step: the intention that is written before anything is applied, and the record of what was done.
+
+The intention is one row. Only the one whose intention still stands may finish; whoever began another meanwhile goes on alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from psycopg2 import errors as pg
+
+from backstop.errors import DecisionRefused
+from backstop.named_sql import load
+from backstop.records import Counts
+
+_SQL = load("backstop.cases", "queries.sql")
+Intent = Mapping[str, Any]
+"""case_id, action, who, why; `once` names the answer, so that the same one is not applied twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a decision did. `left_out`: deliveries it did not fit, with the reason; the case stays open for them."""
+
+    case_id: int
+    action: str
+    counts: Counts
+    left_out: tuple[str, ...] = ()
+    again: bool = False
+    """The very same decision had been applied before; nothing changed now."""
+
+
+def intend(conn: Any, intent: Intent) -> None:
+    """Writes down who is about to do what, and why; commits. DecisionRefused when the case is not open any more."""
+    try:
+        with conn, conn.cursor() as cur:
+            cur.execute(_SQL["intend"], intent)
+            if cur.rowcount == 0:
+                raise refused(
+                    f"Case {intent['case_id']} was closed or decided a moment ago.",
+                    f"See what became of it: backstop cases show {intent['case_id']}",
+                )
+    except pg.UniqueViolation:
+        raise refused(
+            f"Case {intent['case_id']} was left, and a newer case of the same cause is open.",
+            "Decide the newer one: backstop cases list",
+        ) from None
+
+
+def withdraw_intention(conn: Any, intent: Intent) -> None:
+    """Nothing of it could be applied: the case is as it was before; commits. Another's intention stays."""
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["still_mine"], intent)
+        if cur.fetchone() is not None:
+            cur.execute(_SQL["withdraw_intention"], intent)
+
+
+def require_mine(cur: Any, intent: Intent) -> None:
+    """Holds the case until the caller's transaction ends; DecisionRefused when another decision of it was begun meanwhile."""
+    cur.execute(_SQL["still_mine"], intent)
+    if cur.fetchone() is None:
+        raise DecisionRefused(
+            f"Somebody else began another decision of case {intent['case_id']} meanwhile.",
+            kept="What this one had changed in producer databases stays; requests and discards were not written.",
+            next_step=f"Talk to them: backstop cases show {intent['case_id']}",
+        )
+
+
+def record(cur: Any, intent: Intent, counts: Mapping[str, int], left_out: Sequence[str], *, whole: bool) -> None:
+    """Keeps what the decision did; `whole`: nothing of the case waits for a person any more, else it stays open."""
+    entry = {
+        "action": intent["action"], "by": intent["who"], "why": intent["why"], "did": dict(counts),
+        "left_out": len(left_out), "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+    if intent.get("once"):
+        entry["once"] = intent["once"]
+    cur.execute(_SQL["record_decision"], {"case_id": intent["case_id"], "entry": json.dumps([entry])})
+    cur.execute(_SQL["decided" if whole else "withdraw_intention"], intent)
+
+
+def refused(what: str, next_step: str) -> DecisionRefused:
+    """A decision that was not begun, or of which nothing was applied."""
+    return DecisionRefused(what, kept="Nothing was applied.", next_step=next_step)

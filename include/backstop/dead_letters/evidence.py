@@ -1,0 +1,341 @@
+"""Gathers what a decision needs of open dead letters, in an order in which a change meanwhile only makes it wait or discard.
+
+    letters | decisions, replays, requests (control) | stubs (producers) | clocks and logs (consumers), last
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from backstop.config.settings import Settings
+from backstop.dead_letters.decide import LEFT, Facts
+from backstop.errors import Unavailable
+from backstop.named_sql import load
+from backstop.records import Key, LogRow, LogState, Stub, StubStatus, Verdict
+from backstop.resend.request import route_for
+from backstop.stores.protocol import STUB_COLUMNS
+from backstop.verdicts import frames
+from backstop.verdicts.evaluate import Engine, table
+from backstop.verdicts.frames import micros
+from backstop.verdicts.look import Clocks
+from backstop.verdicts.sources import Sources
+
+_SQL = load("backstop.dead_letters", "decide.sql")
+Delivery = tuple[str, str, str]
+"""topic, message_id, consumer_group"""
+_INSTANTS = frozenset({
+    "next_check_at", "created_at", "first_seen_at", "judged_at", "deliver_at", "attempted_at", "sent_at", "attempt_deadline",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """An open dead letter as a decision sees it: no content."""
+
+    dead_letter_id: int
+    broker: str
+    queue: str
+    group: str | None
+    topic: str | None
+    message_id: str | None
+    cause_text: str
+    error: str
+    deliveries: int | None
+    died_at: datetime | None
+    drained_at: datetime
+    invalid: str | None
+    category: str | None
+    fingerprint: str | None
+    template: str | None
+    reason: str | None
+    decided_at: datetime | None
+    case_id: int | None
+
+    @property
+    def key(self) -> Key | None:
+        return None if self.topic is None or self.message_id is None else Key(self.topic, self.message_id)
+
+    @property
+    def delivery(self) -> Delivery | None:
+        if self.topic is None or self.message_id is None or self.group is None:
+            return None
+        return self.topic, self.message_id, self.group
+
+
+@dataclass(slots=True)
+class Look:
+    """What one look found: the facts of each letter, and what a replay or a case needs beside them."""
+
+    as_of: datetime
+    facts: dict[int, Facts] = field(default_factory=dict)
+    verdicts: dict[Key, dict[str, str]] = field(default_factory=dict)
+    """Of each message's groups, those that are known to be done, parked or dead-lettered: they decide the route."""
+    befores: dict[Key, Key] = field(default_factory=dict)
+    """The first open message before this one in its ordering key."""
+
+
+def read_letters(cur: Any, query: str, values: Mapping[str, Any]) -> list[Letter]:
+    """The letters that a query of decide.sql selects."""
+    cur.execute(_SQL["letter_columns"] + "\n" + _SQL[query], values)
+    return [Letter(*row) for row in cur.fetchall()]
+
+
+def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequence[Letter]) -> Look:
+    """Commits the control connection, which it only reads. What does not answer is in the facts, and in `sources`."""
+    keys = list(dict.fromkeys(letter.key for letter in letters if letter.key is not None))
+    values = {"topics": [key.topic for key in keys], "ids": [key.message_id for key in keys]}
+    with control, control.cursor() as cur:
+        as_of: datetime = _fetch(cur, "clock")[0][0]
+        discarded = {(t, i, g): _said(by, why, case) for t, i, g, by, why, case in _fetch(cur, "discards", values)}
+        withdrawn = {Key(t, i): _said(by, why, case) for t, i, by, why, case in _fetch(cur, "withdrawals", values)}
+        replays = {(t, i, g): n for t, i, g, n in _fetch(cur, "replays", values)}
+        asked: dict[Key, list[tuple[int, str]]] = {}
+        for topic, message_id, number, state in _fetch(cur, "requests", values):
+            asked.setdefault(Key(topic, message_id), []).append((number, state))
+        open_letters = _fetch(cur, "open_deliveries", values)
+    stubs, shards, missed = _stubs(settings, sources, keys)
+    with control, control.cursor() as cur:
+        clocks = _clocks(settings, sources, cur, {stub.shard for stub in stubs.values()}, letters, missed)
+    befores = _befores(sources, stubs, missed)
+    owed = _owed(settings, stubs)
+    logs, floors = _logs(settings, sources, letters, owed, clocks)
+    seen = _Seen(
+        stubs, shards, missed, clocks, owed, logs, floors, discarded, withdrawn, replays, asked,
+        left={(t, i, g) for t, i, g, reason in open_letters if reason == LEFT},
+    )  # fmt: skip
+    dead = {(t, i, g) for t, i, g, _ in open_letters}
+    look = Look(as_of, befores=befores)
+    for key, groups in owed.items():
+        look.verdicts[key] = _verdicts(key, groups, logs, dead)
+    for letter in letters:
+        look.facts[letter.dead_letter_id] = _facts(settings, letter, look, seen)
+    return look
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What each place said of one batch of letters."""
+
+    stubs: Mapping[Key, Stub]
+    shards: Mapping[Key, list[str]]
+    missed: Mapping[str, str]
+    clocks: Mapping[str, str]
+    owed: Mapping[Key, set[str]]
+    logs: Mapping[Delivery, LogRow]
+    floors: Mapping[str, datetime]
+    discarded: Mapping[Delivery, dict[str, Any]]
+    withdrawn: Mapping[Key, dict[str, Any]]
+    replays: Mapping[Delivery, int]
+    asked: Mapping[Key, list[tuple[int, str]]]
+    left: set[Delivery]
+
+
+def _facts(settings: Settings, letter: Letter, look: Look, seen: _Seen) -> Facts:
+    key, delivery = letter.key, letter.delivery
+    stub = seen.stubs.get(key) if key is not None else None
+    given_up = seen.discarded.get(delivery) if delivery is not None else None
+    if given_up is None and key is not None and stub is not None and stub.status == StubStatus.VOIDED:
+        given_up = seen.withdrawn.get(key, {"decided_by": "triage", "why": "its stub is voided", "case_id": None})
+    facts = Facts(
+        as_of=look.as_of, category=letter.category, reason=letter.reason, discarded=given_up,
+        nameless=_nameless(settings, letter, seen.owed), unread=_unread(settings, letter, stub, seen.missed, seen.clocks),
+    )  # fmt: skip
+    if key is None or delivery is None:
+        return facts
+    group = delivery[2]
+    known = group in settings.groups_of(key.topic)
+    return replace(
+        facts, log=seen.logs.get(delivery), stub=stub, shards=tuple(seen.shards.get(key, ())),
+        log_floor=seen.floors.get(group), left=delivery in seen.left, replays=seen.replays.get(delivery, 0),
+        observed=known and settings.topics[key.topic].mode != "repair",
+        route=route_for(settings, key.topic, frozenset({group}), look.verdicts.get(key, {})) if known else None,
+        duplicates=settings.groups[group].duplicates if known else "no", asked=_asked(stub, seen.asked.get(key, ())),
+    )  # fmt: skip
+
+
+def _nameless(settings: Settings, letter: Letter, owed: Mapping[Key, set[str]]) -> str | None:
+    key = letter.key
+    if letter.message_id is None:
+        return "no_id"
+    if letter.topic is None:
+        return "no_topic"
+    if letter.topic not in settings.topics:
+        return "unknown_topic"
+    if letter.group is None or letter.group not in settings.groups_of(letter.topic):
+        return "unknown_group"
+    if letter.invalid is not None:
+        return "invalid"
+    if key is not None and key in owed and letter.group not in owed[key]:
+        return "not_owed"
+    return None
+
+
+def _unread(
+    settings: Settings, letter: Letter, stub: Stub | None, missed: Mapping[str, str], clocks: Mapping[str, str]
+) -> str | None:
+    """What stands in the way of deciding this letter. A stub that no shard has is certain only when every shard answered."""
+    if letter.key is None or letter.key.topic not in settings.topics:
+        return None
+    away = [why for name, why in missed.items() if stub is None or name == stub.shard]
+    # A second shard may have the message too: only all of them together say that it is on one.
+    away = away or list(missed.values())
+    if stub is not None and stub.shard in clocks:
+        away.append(clocks[stub.shard])
+    if letter.group in settings.groups and (why := clocks.get(f"store {settings.groups[letter.group].store}")):
+        away.append(why)
+    return away[0] if away else None
+
+
+def _asked(stub: Stub | None, requests: Iterable[tuple[int, str]]) -> str | None:
+    """Why no request can be made or joined now: one is claimed, or another number of it has not ended."""
+    for number, state in requests:
+        if state == "claimed":
+            return "a send of it is under way"
+        if stub is not None and number != stub.send_count + 1:
+            return "another send of it was asked for"
+    return None
+
+
+def _stubs(
+    settings: Settings, sources: Sources, keys: Sequence[Key]
+) -> tuple[dict[Key, Stub], dict[Key, list[str]], dict[str, str]]:
+    """Every shard is asked, because one id on two shards must not be replayed. (stubs, shards of each, what did not answer)"""
+    found: dict[Key, Stub] = {}
+    shards: dict[Key, list[str]] = {}
+    missed: dict[str, str] = {}
+    known = [key for key in keys if key.topic in settings.topics]
+    for name in settings.producers if known else ():
+        try:
+            for key, stub in sources.shard(name).stubs(known).items():
+                found.setdefault(key, stub)
+                shards.setdefault(key, []).append(name)
+        except Unavailable as error:
+            sources.missed(f"shard {name}", error)
+            missed[name] = f"shard {name}"
+    return found, shards, missed
+
+
+def _clocks(
+    settings: Settings, sources: Sources, cur: Any, shards: Iterable[str], letters: Sequence[Letter], missed: Mapping[str, str]
+) -> dict[str, str]:
+    """By shard or "store <name>": whose clock is off, or did not answer."""
+    clocks, bad = Clocks(cur), dict[str, str]()
+    allowed = min(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
+    for name in sorted(shards):
+        try:
+            if name not in missed and not clocks.within(sources.shard(name), allowed):
+                bad[name] = f"the clock of shard {name}"
+        except Unavailable as error:
+            sources.missed(f"shard {name}", error)
+            bad[name] = f"shard {name}"
+    groups = {letter.group for letter in letters if letter.group in settings.groups}
+    stores = {settings.groups[group].store: group for group in sorted(filter(None, groups))}
+    for store, group in stores.items():
+        try:
+            if not clocks.within(sources.logs_of(group), settings.policy_for(None, group).max_clock_skew):
+                bad[f"store {store}"] = f"the clock of store {store}"
+        except Unavailable as error:
+            sources.missed(f"store {store}", error)
+            bad[f"store {store}"] = f"store {store}"
+    return bad
+
+
+def _befores(sources: Sources, stubs: Mapping[Key, Stub], missed: dict[str, str]) -> dict[Key, Key]:
+    by_shard: dict[str, list[Key]] = {}
+    for key, stub in stubs.items():
+        if stub.ordering_key is not None:
+            by_shard.setdefault(stub.shard, []).append(key)
+    befores: dict[Key, Key] = {}
+    for name, keys in by_shard.items():
+        try:
+            for key, near in sources.shard(name).neighbours(keys).items():
+                if near.open_before is not None:
+                    befores[key] = Key(key.topic, near.open_before)
+        except Unavailable as error:
+            sources.missed(f"shard {name}", error)
+            missed[name] = f"shard {name}"
+    return befores
+
+
+def _owed(settings: Settings, stubs: Mapping[Key, Stub]) -> dict[Key, set[str]]:
+    """Which groups owe each message, by the rule that reconcile uses."""
+    owed: dict[Key, set[str]] = {key: set() for key in stubs}
+    if not stubs:
+        return owed
+    rows = [
+        {"stub_id": number, **{name: micros(value) if name in _INSTANTS else value
+         for name, value in asdict(stub).items() if name in STUB_COLUMNS}}
+        for number, stub in enumerate(stubs.values())
+    ]  # fmt: skip
+    topics = {key.topic for key in stubs}
+    engine = Engine()
+    try:
+        found = engine.run("deliveries", {
+            "stub": table(frames.STUB, rows), "policy": table(frames.POLICY, frames.policy_rows(settings, topics)),
+            "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
+            "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(settings)),
+        })  # fmt: skip
+    finally:
+        engine.close()
+    for topic, message_id, group in zip(
+        *(found.column(name).to_pylist() for name in ("topic", "message_id", "consumer_group")), strict=True
+    ):
+        owed[Key(topic, message_id)].add(group)
+    return owed
+
+
+def _logs(
+    settings: Settings, sources: Sources, letters: Sequence[Letter], owed: Mapping[Key, set[str]], clocks: dict[str, str]
+) -> tuple[dict[Delivery, LogRow], dict[str, datetime]]:
+    """(log rows of the letters' messages for every group concerned, log floor of each group); what is away is added to
+    `clocks`."""
+    by_group: dict[str, dict[Key, None]] = {}
+    for letter in letters:
+        if (key := letter.key) is None:
+            continue
+        for group in {letter.group, *owed.get(key, ())}:
+            if group in settings.groups:
+                by_group.setdefault(group, {})[key] = None
+    found: dict[Delivery, LogRow] = {}
+    floors: dict[str, datetime] = {}
+    for group, keys in by_group.items():
+        store = settings.groups[group].store
+        if clocks.get(f"store {store}") == f"store {store}":
+            continue  # it is away: each further question would wait for its time-out and tell nothing new
+        try:
+            for key, row in sources.logs_of(group).logs(group, list(keys)).items():
+                found[key.topic, key.message_id, group] = row
+            # After the logs: a purge raises the floor before it deletes.
+            floors[group] = sources.logs_of(group).floor(group)
+        except Unavailable as error:
+            sources.missed(f"store {store}", error)
+            clocks[f"store {store}"] = f"store {store}"
+    return found, floors
+
+
+def _verdicts(
+    key: Key, groups: Iterable[str], logs: Mapping[Delivery, LogRow], dead: set[tuple[str, str, str | None]]
+) -> dict[str, str]:
+    said: dict[str, str] = {}
+    for group in groups:
+        delivery = (key.topic, key.message_id, group)
+        row = logs.get(delivery)
+        if row is not None and row.invalid is None and row.state == LogState.CONSUMED:
+            said[group] = str(Verdict.CONFIRMED)
+        elif delivery in dead or (key.topic, key.message_id, None) in dead:
+            said[group] = str(Verdict.DEAD_LETTERED)
+        elif row is not None and row.state == LogState.PARKED:
+            said[group] = str(Verdict.PARKED)
+    return said
+
+
+def _fetch(cur: Any, query: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    cur.execute(_SQL[query], values)
+    return list(cur.fetchall())
+
+
+def _said(by: str, why: str, case_id: int | None) -> dict[str, Any]:
+    return {"decided_by": by, "why": why, "case_id": case_id}

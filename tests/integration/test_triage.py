@@ -1,0 +1,314 @@
+"""Triage over real rows: what is false is discarded with proof, what is safe is replayed, everything else is a case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backstop.cases.close import close_settled
+from backstop.errors import Unavailable
+from backstop.resend.request import Ask, ask
+from control_world import World, servers, world  # noqa: F401
+from triage_world import cases, classify, dead, letter, letters, look_now, requests, resend, set_policy, states, triage
+
+
+def published(world: World, group: str = "billing") -> list[tuple[str, str | None]]:
+    """(message id, the groups it names) of every copy in the broker."""
+    from datetime import timedelta
+
+    from backstop.brokers.open import open_broker
+
+    with open_broker(world.settings, world.connections, "embedded") as broker:
+        subscription = broker.subscribe(group, ["orders"], "test")
+        found = subscription.fetch(100, timedelta(milliseconds=20))
+        subscription.acknowledge(found)
+        subscription.close()
+    return [(one.message.message_id, one.message.headers.get("backstop-groups")) for one in found]
+
+
+def test_a_false_dead_letter_is_discarded_with_the_log_row_that_proves_it(world: World) -> None:
+    world.stub("m", sends=1)
+    world.log("m", "billing")
+    letter(world, "m", "duplicate_suppressed")
+    assert triage(world) == {"discarded": 1}
+    one = letters(world)["m"]
+    assert (one["state"], one["decided_by"], one["reason"]) == ("discarded", "triage", "consumed")
+    assert one["proof"]["log"] == "CONSUMED" and one["proof"]["consumed_at"]
+    assert requests(world) == []
+
+
+def test_a_letter_is_discarded_by_the_log_of_its_own_group_alone(world: World) -> None:
+    world.stub("m", sends=1)
+    world.log("m", "shipping")
+    world.log("m", "billing", state="FAILED", moved="1 minute")
+    letter(world, "m", "duplicate_suppressed")
+    assert triage(world)["replaying"] == 1
+
+
+def test_a_transient_letter_is_replayed_to_its_group_and_ends_when_its_copy_is_out(world: World) -> None:
+    number = dead(world, "m")
+    assert triage(world) == {"requests": 1, "replaying": 1}
+    assert requests(world) == [("m", 2, ["billing"], "triage", "open")]
+    assert (states(world)[number], letters(world)["m"]["send_number"]) == ("replaying", 2)
+    assert resend(world)["published"] == 1
+    assert published(world) == [("m", '["billing"]')]
+    assert triage(world) == {"replayed": 1}
+    assert states(world)[number] == "replayed"
+    assert triage(world) == {}
+
+
+def test_a_machine_never_replays_poison(world: World) -> None:
+    for category in ("poison", "conflict", "unknown", "expired", "already_confirmed"):
+        dead(world, category, category)
+    assert triage(world)["escalated"] == 5
+    assert requests(world) == []
+    look_now(world)
+    triage(world)
+    assert requests(world) == []
+
+
+def test_one_case_holds_all_letters_of_a_cause_topic_and_group(world: World) -> None:
+    for number in range(4):
+        dead(world, f"p{number}", "poison")
+    dead(world, "other", "poison", group="shipping")
+    dead(world, "else", "poison", fingerprint="1:else")
+    assert triage(world)["escalated"] == 6
+    assert sorted(cases(world)) == [
+        ("orders", "billing", "1:else", "warning", "open"), ("orders", "billing", "1:poison", "warning", "open"),
+        ("orders", "shipping", "1:poison", "warning", "open"),
+    ]  # fmt: skip
+    ((summary, evidence),) = world.control(
+        "SELECT summary, evidence FROM case_file WHERE subject = '1:poison' AND consumer_group = 'billing'"
+    )
+    assert summary == "4 dead letters of orders to billing have a content that the handler cannot process"
+    assert (evidence["letters"], evidence["reasons"], evidence["template"]) == (4, {"poison": 4}, "ValueError: <*>")
+    assert [one["id"] for one in evidence["examples"]] == ["p0", "p1", "p2", "p3"]
+    assert world.control("SELECT count(*) FROM alert") == [(3,)]
+    look_now(world)
+    triage(world)
+    assert world.control("SELECT count(*) FROM alert") == [(3,)], "found again: no second alert"
+
+
+def test_a_letter_that_names_no_delivery_is_a_case_of_its_own_kind(world: World) -> None:
+    letter(world, None, "poison", invalid="has no id")
+    letter(world, "stray", "transient", topic="nowhere")
+    letter(world, "any", "transient", group=None)
+    letter(world, "unpromised", "transient")
+    assert triage(world)["escalated"] == 4
+    assert sorted((row[0], row[1]) for row in cases(world)) == [
+        ("nowhere", "billing"), ("orders", "*"), ("orders", "billing"), ("orders", "billing"),
+    ]  # fmt: skip
+    assert {one["reason"] for one in letters(world).values()} == {"no_id", "unknown_topic", "unknown_group", "no_stub"}
+
+
+def test_a_loop_stops_at_max_replays_and_becomes_a_critical_case(world: World) -> None:
+    set_policy(world, max_sends=9, max_replays=2)
+    dead(world, "m")
+    for _ in range(2):
+        look_now(world)
+        assert triage(world)["replaying"] == 1
+        assert resend(world)["published"] == 1
+        assert len(published(world)) == 1
+        assert triage(world) == {"replayed": 1}
+        letter(world, "m")  # it died again
+        world.run("consumer_billing", "UPDATE consumer_log SET updated_at = now() - interval '1 minute'")
+        world.run("producer_a", "UPDATE message_stub SET attempted_at = now() - interval '1 minute'")
+    assert triage(world)["escalated"] == 1
+    assert letters(world)["m"]["reason"] == "loop"
+    assert cases(world)[0][3:] == ("critical", "open")
+    assert [row[1] for row in requests(world)] == [2, 3]
+
+
+def test_several_letters_of_one_delivery_are_one_replay(world: World) -> None:
+    dead(world, "m")
+    letter(world, "m")
+    assert triage(world) == {"requests": 1, "replaying": 2}
+    letter(world, "m")  # a third one comes while the request waits
+    assert triage(world) == {"joined": 1, "replaying": 1}
+    assert resend(world)["published"] == 1
+    assert triage(world) == {"replayed": 3}
+
+
+def test_a_request_waits_while_another_letter_of_its_delivery_waits_for_a_person(world: World) -> None:
+    dead(world, "m")
+    triage(world)
+    letter(world, "m", "poison")
+    triage(world)
+    assert resend(world).get("published", 0) == 0
+    assert [row[4] for row in requests(world)] == ["open"]
+
+
+def test_a_replay_for_one_group_does_not_touch_the_letter_of_another(world: World) -> None:
+    dead(world, "m")
+    world.log("m", "shipping", state="FAILED", moved="1 minute")
+    poison = letter(world, "m", "poison", "shipping")
+    triage(world)
+    resend(world)
+    assert published(world) == [("m", '["billing"]')]
+    triage(world)
+    assert states(world)[poison] == "open"
+    assert letters(world)["m"]["decision"] == "escalate"
+
+
+def test_a_group_that_joined_a_request_of_triage_is_not_replayed_when_its_letter_is_poison(world: World) -> None:
+    dead(world, "m")
+    triage(world)
+    with world.conn, world.conn.cursor() as cur:
+        ask(cur, [Ask("shop_a", "orders", "m", 2, ("shipping",), "lost", "reconcile")], None)
+    letter(world, "m", "poison", "shipping")
+    triage(world)
+    assert resend(world)["published"] == 1
+    assert published(world) == [("m", '["billing"]')]
+
+
+def test_a_request_that_ends_unpublished_opens_the_letter_again_and_the_log_discards_it(world: World) -> None:
+    number = dead(world, "m")
+    triage(world)
+    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now()")
+    assert resend(world).get("published", 0) == 0
+    assert triage(world) == {"open_again": 1, "discarded": 1}
+    assert states(world)[number] == "discarded"
+
+
+def test_a_letter_waits_while_a_lease_of_its_message_lives(world: World) -> None:
+    world.stub("m", sends=1)
+    world.log("m", "billing", state="CONSUMING")
+    letter(world, "m")
+    assert triage(world) == {"waits": 1}
+    assert letters(world)["m"]["look_at"] is not None
+    assert triage(world) == {}, "it is not looked at before"
+
+
+def test_a_letter_that_was_not_classified_waits_undecided(world: World) -> None:
+    dead(world, "m", None)
+    assert triage(world) == {"waits": 1}
+    classify(world, next(iter(states(world))), "transient")
+    look_now(world)
+    assert triage(world)["replaying"] == 1
+
+
+def test_a_letter_whose_category_changes_is_decided_anew_at_once_and_leaves_its_case(world: World) -> None:
+    number = dead(world, "m", "unknown")
+    triage(world)
+    assert cases(world)[0][4] == "open"
+    classify(world, number, "transient")
+    assert triage(world) == {"requests": 1, "replaying": 1, "cases_closed": 1}
+    assert cases(world)[0][4] == "closed"
+    assert letters(world)["m"]["case_id"] is None
+
+
+def test_work_that_was_done_while_a_person_was_asked_discards_the_letter_and_closes_the_case(world: World) -> None:
+    dead(world, "m", "poison")
+    triage(world)
+    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now()")
+    look_now(world)
+    assert triage(world) == {"discarded": 1, "cases_closed": 1}
+    keys = [key for (key,) in world.control("SELECT dedup_key FROM alert ORDER BY alert_id")]
+    assert keys[-1].endswith("/closed")
+
+
+def test_a_case_of_letters_without_ids_is_not_over_before_they_are(world: World) -> None:
+    letter(world, None, "poison", invalid="has no id")
+    triage(world)
+    with world.conn, world.conn.cursor() as cur:
+        assert close_settled(cur) == 0
+    assert cases(world)[0][4] == "open"
+
+
+def test_a_cause_that_comes_back_opens_its_case_again_and_tells_people(world: World) -> None:
+    dead(world, "a", "poison")
+    triage(world)
+    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now()")
+    look_now(world)
+    triage(world)
+    dead(world, "b", "poison")
+    triage(world)
+    ((case_id, state, reopened, closed_at),) = world.control("SELECT case_id, state, reopened, closed_at FROM case_file")
+    assert (state, reopened, closed_at) == ("open", 1, None)
+    assert world.control("SELECT count(*) FROM alert WHERE dedup_key = %s", (f"case/{case_id}/reopened/1",)) == [(1,)]
+
+
+def test_a_topic_that_is_only_observed_asks_a_person(world: World) -> None:
+    world.stub("m", topic="refunds", sends=1)
+    letter(world, "m", topic="refunds")
+    triage(world)
+    assert (letters(world)["m"]["reason"], requests(world)) == ("observe", [])
+
+
+def test_a_group_that_takes_no_duplicates_asks_a_person(world: World) -> None:
+    world.stub("m", topic="payments", sends=1)
+    letter(world, "m", topic="payments", group="audit")
+    triage(world)
+    assert (letters(world)["m"]["reason"], requests(world)) == ("no_duplicates", [])
+
+
+def test_what_a_person_discarded_is_discarded_with_the_decision_as_proof(world: World) -> None:
+    dead(world, "m", "poison")
+    world.control(
+        "INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why)"
+        " VALUES ('orders', 'm', 'billing', 'discard', 'ann', 'old')"
+    )
+    assert triage(world) == {"discarded": 1}
+    one = letters(world)["m"]
+    assert (one["decided_by"], one["proof"]["why"]) == ("ann", "old")
+
+
+def test_what_a_person_gave_up_is_not_asked_for_again(world: World) -> None:
+    dead(world, "m")
+    triage(world)
+    ((case_id,),) = world.control(
+        "INSERT INTO case_file (kind, topic, summary) VALUES ('ramp_stopped', 'orders', 's') RETURNING case_id"
+    )
+    world.control("UPDATE resend_request SET state = 'not_needed', given_up_by = %s, error = 'given up by ann'", (case_id,))
+    assert triage(world) == {"open_again": 1, "escalated": 1}
+    assert letters(world)["m"]["reason"] == "given_up"
+
+
+def test_a_dry_run_tells_and_changes_nothing(world: World) -> None:
+    dead(world, "safe")
+    dead(world, "bad", "poison")
+    told: list[Any] = []
+    assert triage(world, dry_run=True, tell=told.append) == {"would_replay": 1, "would_escalate": 1}
+    assert "safe for billing: would be replayed (transient)" in str(told[0])
+    assert requests(world) == cases(world) == []
+    assert {one["decision"] for one in letters(world).values()} == {None}
+
+
+def test_a_store_that_is_away_decides_nothing_for_its_group_and_holds_up_nobody_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backstop.config.connections import Connections
+
+    dead(world, "a")
+    dead(world, "b", group="shipping")
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://nobody@127.0.0.1:1/gone")
+    world.connections = Connections()
+    with pytest.raises(Unavailable, match="store billing_db"):
+        triage(world)
+    assert (letters(world)["a"]["decision"], letters(world)["b"]["state"]) == ("wait", "replaying")
+
+
+def in_order(world: World) -> None:
+    world.run("producer_a", "UPDATE message_stub SET ordering_key = 'k', sequence = (message_id = 'second')::integer")
+
+
+def test_a_later_message_of_a_key_is_not_replayed_before_one_that_a_person_must_decide(world: World) -> None:
+    dead(world, "first", "poison")
+    dead(world, "second")
+    in_order(world)
+    assert triage(world) == {"escalated": 1, "waits": 1}
+    assert letters(world)["second"]["reason"].startswith("behind first of its key")
+    look_now(world)
+    assert triage(world) == {"escalated": 1, "waits": 1}, "also when the first one was decided in an earlier run"
+
+
+def test_letters_of_a_key_are_replayed_in_its_order(world: World) -> None:
+    dead(world, "second")
+    dead(world, "first")
+    in_order(world)
+    world.run("producer_a", "UPDATE message_stub SET send_count = 0, attempted_at = NULL WHERE message_id = 'second'")
+    world.run("producer_a", "DELETE FROM send_attempt WHERE message_id = 'second'")
+    assert triage(world)["replaying"] == 2
+    resend(world)
+    assert [message_id for message_id, _ in published(world)] == ["first"]
