@@ -18,9 +18,15 @@ from urllib.parse import quote
 import pytest
 import redis
 
+from activemq import READER_PASSWORD
+from activemq import ActiveMQ as Server
+from backstop.brokers.activemq import ActiveMQ, Names
+from backstop.brokers.activemq.frames import encode
+from backstop.brokers.activemq.session import Address, Pool
 from backstop.brokers.protocol import Broker, Received, Subscription
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.local.valkey import Valkey
+from backstop.records import ID_HEADER, Outcome
 
 VISIBILITY = timedelta(milliseconds=400)
 DELIVERY_LIMIT = 3
@@ -35,6 +41,9 @@ class UnderTest(Protocol):
 
     @property
     def broker(self) -> Broker: ...
+
+    silence: Outcome
+    """What a server's silence makes of a batch: REFUSED where the commit, which was not asked for yet, is a step of its own."""
 
     def another(self) -> Broker:
         """A second client of the same server, as another process would have."""
@@ -68,6 +77,8 @@ class UnderTest(Protocol):
 
 class RedisStreamsUnderTest:
     """Redis Streams on the embedded Valkey."""
+
+    silence = Outcome.UNKNOWN
 
     def __init__(self, server: Valkey) -> None:
         self.server, self.keys = server, Keys()
@@ -151,11 +162,109 @@ class RedisStreamsUnderTest:
         self.raw.close()
 
 
+AUDIT = "audit of the tests"
+"""A group of each topic's, that never receives: its queue shows what the broker has stored."""
+
+
+class ActiveMQUnderTest:
+    """ActiveMQ Classic: a virtual topic, and a queue for each group."""
+
+    silence = Outcome.REFUSED
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.names = server, Names()
+        self._open: list[ActiveMQ] = []
+        self.broker = self.another()
+        self.pool = Pool(Address.parse(server.url()), connect_timeout=5.0)
+
+    def another(self, url: str | None = None, **options: Any) -> ActiveMQ:
+        settings = {
+            "delivery_limit": DELIVERY_LIMIT, "send_timeout": SEND_TIMEOUT, "connect_timeout": timedelta(seconds=1),
+        }  # fmt: skip
+        broker = ActiveMQ(url or self.server.url(), **{**settings, **options})
+        self._open.append(broker)
+        return broker
+
+    def create_topic(self, topic: str, queues: int, max_message_bytes: int | None = None) -> None:
+        if max_message_bytes is not None:
+            self.broker = self.another(max_message_bytes=max_message_bytes)  # no limit for each topic here
+        self.broker.create_topic(topic, queues)
+        self.broker.create_group(AUDIT, topic)
+
+    def delete_topic(self, topic: str) -> None:
+        self.broker.delete_topic(topic)
+        for broker in self._open:
+            broker._publisher.forget(topic)
+
+    def create_group(self, group: str, topic: str) -> None:
+        self.broker.create_group(group, topic)
+
+    def subscribe(self, group: str, topics: Sequence[str], consumer: str) -> Subscription:
+        return self.another().subscribe(group, topics, consumer)
+
+    def stored(self, topic: str) -> dict[tuple[int, int], str]:
+        """Browsed to its end, past the limit of one browse: read and put back by closing."""
+        session = self.pool.new()
+        queue = self.names.queue(topic, AUDIT)
+        subscription = {"destination": f"/queue/{queue}", "id": "1", "ack": "client", "activemq.prefetchSize": "30000"}
+        session.write(encode("SUBSCRIBE", subscription), time.monotonic() + 5)
+        size = int(self.server.jolokia().queues()[queue]["QueueSize"])
+        found: dict[tuple[int, int], str] = {}
+        while len(found) < size:
+            frame = session.read(time.monotonic() + 10)
+            assert frame is not None and frame.command == "MESSAGE", frame
+            found[0, len(found)] = frame.headers[ID_HEADER]
+        session.close()
+        return found
+
+    def delete_message(self, topic: str, queue: int, offset: int) -> None:
+        raise AssertionError("no offsets here")
+
+    def move_group(self, group: str, topic: str, queue: int, next_offset: int) -> None:
+        raise AssertionError("no offsets here")
+
+    def add_unreadable_dead_letter(self, group: str, topic: str) -> None:
+        session = self.pool.new()
+        to = f"/queue/DLQ.{self.names.queue(topic, group)}"
+        session.ask(encode("SEND", {"destination": to, "persistent": "true", "receipt": "1"}, b"x"), "1", time.monotonic() + 5)
+        session.close()
+
+    @contextmanager
+    def refusing(self, topic: str) -> Iterator[Broker]:
+        yield self.another(self.server.url("limited", READER_PASSWORD))
+
+    def wipe(self) -> None:
+        raise AssertionError("no epochs here")
+
+    def kill(self) -> None:
+        self.server.kill()
+
+    def start(self) -> None:
+        self.server.start()
+
+    def stall(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        for broker in self._open:
+            broker.close()
+        self.pool.close()
+
+
 def _id_in(headers: str) -> str:
     return str(json.loads(headers)["backstop-message-id"])
 
 
-ADAPTERS: dict[str, Callable[[Valkey], UnderTest]] = {"redis_streams": RedisStreamsUnderTest}
+ADAPTERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], UnderTest]]] = {
+    "activemq": (Server, ActiveMQUnderTest),
+    "redis_streams": (Valkey, RedisStreamsUnderTest),
+}
+"""kind -> its server over a folder, and its adapter on that server."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -174,10 +283,18 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def shared_activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("activemq")) as server:
+        yield server
+
+
 @pytest.fixture(params=sorted(ADAPTERS))
-def adapter(request: pytest.FixtureRequest, shared_server: Valkey) -> Iterator[UnderTest]:
+def adapter(request: pytest.FixtureRequest) -> Iterator[UnderTest]:
     """An adapter on a server that other tests use too: every test names its own topics and groups."""
-    under_test = ADAPTERS[request.param](shared_server)
+    _, adapt = ADAPTERS[request.param]
+    shared = "shared_activemq" if request.param == "activemq" else "shared_server"
+    under_test = adapt(request.getfixturevalue(shared))
     yield under_test
     under_test.close()
 
@@ -185,9 +302,10 @@ def adapter(request: pytest.FixtureRequest, shared_server: Valkey) -> Iterator[U
 @pytest.fixture(params=sorted(ADAPTERS))
 def own_adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UnderTest]:
     """An adapter on a server of its own, to be killed, stalled and wiped."""
-    server = Valkey(tmp_path / "broker")
+    serve, adapt = ADAPTERS[request.param]
+    server = serve(tmp_path / "broker")
     server.start()
-    under_test = ADAPTERS[request.param](server)
+    under_test = adapt(server)
     yield under_test
     under_test.close()
     server.kill()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import PydanticCustomError
 
+from backstop.brokers.activemq import ActiveMQ
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.config.connections import Connections
 from backstop.config.durations import parse
@@ -16,38 +17,68 @@ from backstop.errors import ConfigurationError
 
 _DEFAULT_SEND = timedelta(seconds=10)
 _DURATIONS = frozenset({"visibility", "connect_timeout", "send_timeout", "retention"})
+_NUMBERS = frozenset({"delivery_limit", "max_message_bytes", "prefetch"})
+_OPTIONS: Final = {
+    "redis_streams": {"visibility", "connect_timeout", "send_timeout", "retention", "delivery_limit", "prefix"},
+    "activemq": {
+        "connect_timeout", "send_timeout", "delivery_limit", "max_message_bytes", "prefetch", "send_to", "receive_from",
+        "dead_letters", "redelivery",
+    },
+}  # fmt: skip
 
 
-def open_broker(settings: Settings, connections: Connections, name: str) -> RedisStreams:
+def open_broker(settings: Settings, connections: Connections, name: str) -> RedisStreams | ActiveMQ:
     """The broker `name`, not yet asked anything. ConfigurationError for an unknown name, kind or option."""
     broker = settings.brokers.get(name)
     if broker is None:
         known = ", ".join(sorted(settings.brokers)) or "none"
         raise _wrong(f"brokers.{name}: there is no such broker; allowed: {known}.")
+    if broker.kind not in _OPTIONS:
+        raise _wrong(f"brokers.{name}.kind: {broker.kind!r}; allowed: {', '.join(sorted(_OPTIONS))}.")
+    options = _options(f"brokers.{name}.options", broker.options, _OPTIONS[broker.kind])
+    # The rule counts on it: what was not stored by then is never stored.
+    options.setdefault("send_timeout", min(_DEFAULT_SEND, settings.shortest_send(name)))
+    url = connections.url(broker.connection)
     if broker.kind == "redis_streams":
-        options = _options(f"brokers.{name}.options", broker.options)
-        # The rule counts on it: what was not stored by then is never stored.
-        options.setdefault("send_timeout", min(_DEFAULT_SEND, settings.shortest_send(name)))
-        return RedisStreams(connections.url(broker.connection), **options)
-    raise _wrong(f"brokers.{name}.kind: {broker.kind!r}; allowed: redis_streams.")
+        return RedisStreams(url, **options)
+    return _open_activemq(settings, url, name, options)
 
 
-def _options(path: str, written: Mapping[str, object]) -> dict[str, Any]:
+def _open_activemq(settings: Settings, url: str, name: str, options: dict[str, Any]) -> ActiveMQ:
+    groups: dict[str, str] = {}
+    one_group = "{group}" not in options.get("receive_from", "{group}")
+    for topic, its in settings.topics.items():
+        if its.broker != name:
+            continue
+        if one_group and len(its.groups) > 1:
+            raise _wrong(
+                f"brokers.{name}.options.receive_from: it has no {{group}}, so the {len(its.groups)} groups of {topic!r} would "
+                "take one another's messages; allowed: one group for each topic, or a name that holds {group}."
+            )
+        logged = [group for group in its.groups if settings.groups[group].progress == "logged"]
+        if logged:
+            raise _wrong(f"groups.{logged[0]}.progress: 'logged' needs offsets; allowed at ActiveMQ: acknowledged, received.")
+        if one_group:
+            groups |= dict.fromkeys([topic], next(iter(its.groups))) if its.groups else {}
+    return ActiveMQ(url, groups=groups, **options)
+
+
+def _options(path: str, written: Mapping[str, object], allowed: set[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in written.items():
+        if name not in allowed:
+            raise _wrong(f"{path}.{name}: an unknown option; allowed: {', '.join(sorted(allowed))}.")
         if name in _DURATIONS:
             options[name] = _duration(f"{path}.{name}", value)
-        elif name == "delivery_limit":
+        elif name in _NUMBERS:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise _wrong(f"{path}.{name}: {value!r}; allowed: a whole number of at least 1.")
             options[name] = value
-        elif name == "prefix":
-            if not isinstance(value, str) or not value:
-                raise _wrong(f"{path}.{name}: {value!r}; allowed: text that begins every key.")
-            options[name] = value
+        elif not isinstance(value, str) or not value:
+            says = "text that begins every key" if name == "prefix" else "text"
+            raise _wrong(f"{path}.{name}: {value!r}; allowed: {says}.")
         else:
-            allowed = ", ".join(sorted({*_DURATIONS, "delivery_limit", "prefix"}))
-            raise _wrong(f"{path}.{name}: an unknown option; allowed: {allowed}.")
+            options[name] = value
     return options
 
 

@@ -46,6 +46,10 @@ class Capabilities:
     gives_dead_letter_cause: bool
     can_delay_redelivery: bool
     """A message handed back can come again later without spending a delivery."""
+    counts_deaths: bool = True
+    """A delivery that ended with its consumer's death counts; else only that there was one is told."""
+    redelivers_to_any: bool = True
+    """A message handed back may come to any consumer of the group; else to the same one, until that one ends."""
 
 
 @dataclass(frozen=True, slots=True)

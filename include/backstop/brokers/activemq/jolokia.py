@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,7 +45,7 @@ class Jolokia:
                 [found] = self.ask([{"type": "search", "mbean": "org.apache.activemq:type=Broker,brokerName=*"}])
                 if not isinstance(found, list) or len(found) != 1:
                     raise unavailable("looking for the broker's name", f"there are {len(found or ())} brokers behind Jolokia")
-                self._broker = str(found[0]).partition("brokerName=")[2]
+                self._broker = next(part[11:] for part in re.split("[:,]", str(found[0])) if part.startswith("brokerName="))
             return self._broker
 
     def bean(self, *parts: str) -> str:
@@ -92,7 +93,7 @@ class Jolokia:
         except ValueError:
             answers = None
         if not isinstance(answers, list) or len(answers) != len(questions):
-            raise unavailable(doing, f"Jolokia answered {status}")
+            raise unavailable(doing, f"Jolokia answered {status}: {body[:200].decode(errors='replace')}")
         values: list[Any] = []
         for answer in answers:
             if answer.get("status") == 200:

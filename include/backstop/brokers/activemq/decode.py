@@ -1,0 +1,142 @@
+"""Writes messages as STOMP headers and reads them back: what the broker wrote stays apart from what the producer wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+
+from backstop.brokers.activemq.frames import Frame
+from backstop.brokers.activemq.names import Names, bare
+from backstop.brokers.protocol import DeadLetter, DeadLetterRef
+from backstop.errors import ContractBroken
+from backstop.records import ID_HEADER, Message
+
+TAG, KEY, MORE, ERROR, DELIVERIES = (
+    "backstop-tag", "backstop-key", "backstop-headers", "backstop-error", "backstop-deliveries",
+)  # fmt: skip
+"""Headers of ours in a frame: tag, partition key, further headers as JSON, and what our consumers write to a dead letter."""
+CAUSE, ORIGIN = "dlqDeliveryFailureCause", "original-destination"
+
+BROKERS_OWN = frozenset({
+    "ack", "amq-msg-type", "browser", "content-length", "correlation-id", "destination", "expires", "id", "message-id",
+    "original-destination", "originalExpiration", "dlqDeliveryFailureCause", "originalDeliveryMode", "persistent", "priority",
+    "receipt", "receipt-id", "redelivered", "reply-to", "selector", "subscription", "timestamp", "transaction",
+    "transformation", "transformation-error", "type",
+})  # fmt: skip
+_BROKERS_PREFIXES = ("JMS", "AMQ_", "activemq.", "scheduledJobId")
+_OURS = frozenset({TAG, KEY, MORE, ERROR, DELIVERIES})
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
+_DELIVERIES = re.compile(r"Delivery\[(\d+)\]")
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _brokers(name: str) -> bool:
+    return name in BROKERS_OWN or name.startswith(_BROKERS_PREFIXES)
+
+
+def headers_of(message: Message) -> dict[str, str]:
+    """The message as headers of a frame. Raises ContractBroken, UnicodeEncodeError.
+
+    A header whose name or value another client could not read goes into one header, as JSON.
+    """
+    if not message.message_id:
+        raise _broken("The message has no id.", "Give it the business key of its stub.")
+    headers, more = {ID_HEADER: message.message_id}, {}
+    for name, value in {**message.headers, ID_HEADER: message.message_id}.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise _broken("A header is not text.", "Write header values as text.")
+        (name + value).encode()  # lone surrogates are no text
+        if "\x00" in value or not _PLAIN.fullmatch(name) or _brokers(name) or name in _OURS:
+            more[name] = value
+        else:
+            headers[name] = value
+    if ID_HEADER in more:
+        del headers[ID_HEADER]
+    for name, text in ((TAG, message.tag), (KEY, message.partition_key)):
+        if text is not None:
+            text.encode()
+            # JSON text: a NUL or a line end in it would break other clients' frames.
+            headers[name] = json.dumps(text)
+    if more:
+        headers[MORE] = json.dumps(more)
+    return headers
+
+
+def own_headers(frame: Frame) -> dict[str, str]:
+    """What the producer wrote."""
+    headers = {name: value for name, value in frame.headers.items() if not _brokers(name) and name not in _OURS}
+    return {**headers, **_json_object(frame.headers.get(MORE))}
+
+
+def brokers_headers(frame: Frame) -> dict[str, str]:
+    """What the broker wrote, by its own names, without what only carries the frame."""
+    carried = ("content-length", "subscription", "ack")
+    return {name: value for name, value in frame.headers.items() if _brokers(name) and name not in carried}
+
+
+def message_of(frame: Frame, topic: str) -> Message:
+    """The message of a topic; one without a readable id has an empty one, which the consumer's contract check refuses."""
+    headers = own_headers(frame)
+    return Message(
+        topic, headers.get(ID_HEADER, ""), frame.body, headers, _text(frame.headers.get(TAG)), _text(frame.headers.get(KEY))
+    )
+
+
+def stored_at(frame: Frame) -> datetime | None:
+    """The time on the message, the broker's where it stamps them (docs/brokers/activemq.md)."""
+    written = frame.headers.get("timestamp", "")
+    return _START + timedelta(milliseconds=int(written)) if written.isdecimal() else None
+
+
+def came_from(frame: Frame, names: Names, queue: str) -> tuple[str | None, str | None]:
+    """(topic, group) of an entry of a dead-letter queue."""
+    source = names.source_of_dead_letters(queue)
+    if source is None:
+        source = bare(frame.headers.get(ORIGIN, ""))
+    return names.read_queue(source)
+
+
+def ref_of(frame: Frame, names: Names, queue: str) -> DeadLetterRef:
+    topic, group = came_from(frame, names, queue)
+    return DeadLetterRef(group, topic, own_headers(frame).get(ID_HEADER) or None, frame.headers.get("message-id", ""))
+
+
+def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
+    """The entry, whole."""
+    topic, group = came_from(frame, names, queue)
+    headers = own_headers(frame)
+    cause = frame.headers.get(CAUSE, "")
+    counted = frame.headers.get(DELIVERIES) or next(iter(_DELIVERIES.findall(cause)), "")
+    message_id = headers.get(ID_HEADER) or None
+    return DeadLetter(
+        queue=queue, broker_id=frame.headers.get("message-id", ""), group=group, topic=topic, message_id=message_id,
+        content=frame.body, headers=json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode(),
+        properties=brokers_headers(frame), cause=cause, error=_text(frame.headers.get(ERROR)) or "",
+        deliveries=int(counted) if counted.isdecimal() else None,
+        tag=_text(frame.headers.get(TAG)), partition_key=_text(frame.headers.get(KEY)),
+        invalid=None if message_id and topic else "it carries no message id" if topic else "it names no topic of ours",
+    )  # fmt: skip
+
+
+def _json_object(text: str | None) -> dict[str, str]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return {n: v for n, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
+
+
+def _text(written: str | None) -> str | None:
+    """Text written as JSON; what is not (another program's) is taken as it is."""
+    if written is None:
+        return None
+    try:
+        found = json.loads(written)
+    except (ValueError, RecursionError):
+        return written
+    return found if isinstance(found, str) else written
+
+
+def _broken(what: str, next_step: str) -> ContractBroken:
+    return ContractBroken(what, kept="It was not sent.", next_step=next_step)

@@ -1,0 +1,137 @@
+"""Reads a dead-letter queue for draining: a consumer of it that acknowledges only what was stored."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from backstop.brokers.activemq.decode import letter_of
+from backstop.brokers.activemq.frames import Frame, encode
+from backstop.brokers.activemq.look import Looker
+from backstop.brokers.activemq.names import Names
+from backstop.brokers.activemq.session import Lost, NotSent, Pool, Session, said
+from backstop.brokers.activemq.unavailable import unavailable
+from backstop.brokers.protocol import DeadLetter
+
+PREFETCH = 2000
+"""Letters in this reader's hands at most, not yet acknowledged."""
+QUIET_SECONDS = 0.05
+"""When nothing more came for so long, the broker is asked how much there is: the answer decides, not the silence."""
+
+
+class ActiveMQLetters:
+    """One reader of one dead-letter queue. What it holds, another reader does not get until this one is closed."""
+
+    def __init__(self, pool: Pool, looker: Looker, names: Names, queue: str, *, seconds: float) -> None:
+        self._pool, self._looker, self._names, self._queue, self._seconds = pool, looker, names, queue, seconds
+        self._doing = f"reading the dead letters in {queue!r}"
+        self._session: Session | None = None
+        self._arrived: deque[Frame] = deque()
+        self._acks: dict[str, str] = {}
+        self._left = 0
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def read(self, limit: int) -> list[DeadLetter]:
+        deadline = time.monotonic() + self._seconds
+        try:
+            while True:
+                session = self._connected()
+                while session is not None and len(self._arrived) < limit:
+                    frame = session.read(time.monotonic() + QUIET_SECONDS)
+                    if frame is None:
+                        break
+                    if frame.command == "ERROR":
+                        raise Lost(said(frame))
+                    if frame.command == "MESSAGE" and self._readable(frame):
+                        self._arrived.append(frame)
+                if self._arrived:
+                    return [self._hand_out(self._arrived.popleft()) for _ in range(min(limit, len(self._arrived)))]
+                depth = self._looker.depth(self._queue)
+                if depth is None or depth[0] <= len(self._acks) + self._left:
+                    break  # all that is left lies in our hands
+                if time.monotonic() > deadline:
+                    raise unavailable(
+                        self._doing, f"{depth[0] - len(self._acks) - self._left} letters do not come: another consumer holds "
+                        f"them, or {len(self._acks)} that were handed out are not acknowledged"
+                    )  # fmt: skip
+        except Lost as error:
+            self._forget()
+            raise unavailable(self._doing, str(error)) from error
+        if self._left:
+            raise unavailable(
+                self._doing, f"{self._left} letters are messages whose content STOMP does not show (map, object or stream): "
+                "they were left there, and must be taken by hand"
+            )  # fmt: skip
+        return []
+
+    def acknowledge(self, letters: Sequence[DeadLetter]) -> None:
+        acks = [self._acks[one.broker_id] for one in letters if one.broker_id in self._acks]
+        if not acks:
+            return
+        session = self._session
+        if session is None:
+            raise unavailable("acknowledging dead letters", "the connection is over; they come again")
+        number = session.number()
+        frames = [encode("BEGIN", {"transaction": number})]
+        frames += [encode("ACK", {"id": ack, "transaction": number}) for ack in acks]
+        frames.append(encode("COMMIT", {"transaction": number, "receipt": number}))
+        try:
+            session.ask(b"".join(frames), number, time.monotonic() + self._seconds)
+        except Lost as error:
+            self._forget()
+            raise unavailable("acknowledging dead letters", str(error)) from error
+        for one in letters:
+            self._acks.pop(one.broker_id, None)
+
+    def close(self) -> None:
+        self._forget()
+
+    def _connected(self) -> Session | None:
+        """The subscription; null while there is no such queue: asking for it would make one."""
+        if self._session is None and self._looker.depth(self._queue) is not None:
+            try:
+                self._session = self._pool.new()
+            except NotSent as error:
+                raise unavailable(self._doing, str(error)) from error
+            number = self._session.number()
+            frame = encode("SUBSCRIBE", {
+                "destination": f"/queue/{self._queue}", "id": "1", "ack": "client-individual",
+                "activemq.prefetchSize": str(PREFETCH), "receipt": number,
+            })  # fmt: skip
+            self._session.ask(frame, number, time.monotonic() + self._seconds)
+        return self._session
+
+    def _readable(self, frame: Frame) -> bool:
+        """A body without a length is a text; an empty one may be no text at all, and only the broker knows."""
+        if frame.body or "content-length" in frame.headers:
+            return True
+        shown = self._looker.jolokia.run(
+            self._looker.jolokia.queue_bean(self._queue), "getMessage(java.lang.String)", frame.headers.get("message-id", "")
+        )
+        if not isinstance(shown, dict) or "Text" in shown:
+            return True
+        self._left += 1
+        return False
+
+    def _hand_out(self, frame: Frame) -> DeadLetter:
+        letter = letter_of(frame, self._names, self._queue)
+        self._acks[letter.broker_id] = frame.headers["ack"]
+        return letter
+
+    def _forget(self) -> None:
+        session, self._session = self._session, None
+        self._arrived.clear()
+        self._acks, self._left = {}, 0
+        if session is not None:
+            session.close()

@@ -1,0 +1,104 @@
+"""Writes and reads STOMP 1.2 frames: bytes in, bytes out, nothing decoded that need not be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_ESCAPES = {"\\": "\\\\", "\r": "\\r", "\n": "\\n", ":": "\\c"}
+_UNESCAPES = {written: plain for plain, written in _ESCAPES.items()}
+_TO_ESCAPE = re.compile(r"[\\\r\n:]")
+_ESCAPED = re.compile(r"\\.")
+NUL = b"\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame. Of a header that is there twice the first one counts."""
+
+    command: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+class Malformed(Exception):
+    """The other side does not speak STOMP."""
+
+
+def encode(command: str, headers: Mapping[str, str], body: bytes | None = None) -> bytes:
+    """One frame. A body gets its length, so that it may hold any byte; CONNECT alone is written without escapes."""
+    lines = [command]
+    plain = command == "CONNECT"
+    for name, value in headers.items():
+        lines.append(f"{name}:{value}" if plain else f"{_escape(name)}:{_escape(value)}")
+    if body is not None:
+        lines.append(f"content-length:{len(body)}")
+    return "\n".join(lines).encode() + b"\n\n" + (body or b"") + NUL
+
+
+class Reader:
+    """Cuts what arrives into frames."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._looked = 0
+
+    def feed(self, data: bytes) -> None:
+        self._held += data
+
+    def next(self) -> Frame | None:
+        """The next whole frame; null: more bytes are needed. Raises Malformed."""
+        held = self._held
+        start = 0
+        while start < len(held) and held[start] in b"\r\n":
+            start += 1  # line ends between frames are the other side's signs of life
+        if start:
+            del held[:start]
+            self._looked = 0
+        end = held.find(b"\n\n", max(0, self._looked - 2))
+        crlf = held.find(b"\n\r\n", max(0, self._looked - 3), end if end >= 0 else len(held))
+        body_at = crlf + 3 if crlf >= 0 else end + 2
+        if end < 0 and crlf < 0:
+            self._looked = len(held)
+            return None
+        command, headers = _head(bytes(held[: body_at - 2]))
+        length = headers.get("content-length")
+        if length is None:
+            stop = held.find(NUL, body_at)
+            if stop < 0:
+                return None
+        else:
+            if not length.isdecimal():
+                raise Malformed(f"content-length {length!r}")
+            stop = body_at + int(length)
+            if len(held) <= stop:
+                return None
+            if held[stop] != 0:
+                raise Malformed("a body is longer than its content-length")
+        frame = Frame(command, headers, bytes(held[body_at:stop]))
+        del held[: stop + 1]
+        self._looked = 0
+        return frame
+
+
+def _head(head: bytes) -> tuple[str, dict[str, str]]:
+    try:
+        command, *lines = head.decode().rstrip("\r\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise Malformed("headers that are not UTF-8") from error
+    plain = command.strip() == "CONNECTED"
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.removesuffix("\r").partition(":")
+        if colon:
+            headers.setdefault(*((name, value) if plain else (_unescape(name), _unescape(value))))
+    return command.strip(), headers
+
+
+def _escape(text: str) -> str:
+    return _TO_ESCAPE.sub(lambda found: _ESCAPES[found.group()], text)
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPED.sub(lambda found: _UNESCAPES.get(found.group(), found.group()), text) if "\\" in text else text

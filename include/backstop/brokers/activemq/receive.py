@@ -1,0 +1,223 @@
+"""Receives for one consumer of a group, each message acknowledged by itself.
+
+What is handed back stays in this consumer's hands until it is due, as the Java client does it: the broker's queue still
+holds it, so that progress does not pass it, and a consumer that dies gives it to the others. The broker's own way, its
+scheduler, takes a message out of the queue, and nobody sees whose it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+from backstop.brokers.activemq.decode import CAUSE, DELIVERIES, ERROR, ORIGIN, headers_of, message_of
+from backstop.brokers.activemq.frames import Frame, encode
+from backstop.brokers.activemq.look import Looker
+from backstop.brokers.activemq.names import Names
+from backstop.brokers.activemq.session import SILENCE_SECONDS, Lost, NotSent, Pool, Session, said
+from backstop.brokers.activemq.unavailable import unavailable
+from backstop.brokers.protocol import Received
+from backstop.errors import ContractBroken
+
+PREFETCH = 100
+"""Messages in this consumer's hands at most; what it does not acknowledge counts, too."""
+ERROR_CHARACTERS = 1000
+
+
+class ActiveMQSubscription:
+    """One consumer of a group over the queues of its topics. Not shared between threads."""
+
+    def __init__(
+        self, pool: Pool, names: Names, looker: Looker | None, *, group: str, topics: Sequence[str], seconds: float,
+        delivery_limit: int | None, prefetch: int = PREFETCH,
+    ) -> None:  # fmt: skip
+        self._pool, self._names, self._looker = pool, names, looker
+        self._group, self._topics, self._prefetch = group, tuple(topics), prefetch
+        self._seconds, self._limit = seconds, delivery_limit
+        self._session: Session | None = None
+        self._acks: dict[str, str] = {}
+        """broker's id of a message in our hands -> what an ACK of it says"""
+        self._taken: dict[str, Received] = {}
+        self._later: list[tuple[float, int, str]] = []
+        self._order = count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fetch(self, limit: int, wait: timedelta) -> list[Received]:
+        """Up to `limit` messages; BrokerUnavailable when the connection is over: what it held comes again."""
+        deadline = time.monotonic() + wait.total_seconds()
+        try:
+            session = self._connected()
+            while True:
+                found = self._due(limit)
+                found += self._arrived(session, limit - len(found), time.monotonic())
+                now = time.monotonic()
+                if found or now >= deadline:
+                    return found
+                if now - session.heard_at > SILENCE_SECONDS:
+                    raise Lost("it gave no sign of life")
+                until = min(deadline, self._later[0][0] if self._later else deadline)
+                found = self._arrived(session, 1, until)
+                if found:  # the first one woke us up; others may have come with it
+                    return found + self._arrived(session, limit - len(found), time.monotonic())
+        except Lost as error:
+            self._forget()
+            raise unavailable("receiving", str(error)) from error
+
+    def acknowledge(self, received: Sequence[Received]) -> None:
+        acks = [self._acks[one.broker_id] for one in received if one.broker_id in self._acks]
+        if not acks:
+            self._check(received)
+            return
+        session = self._held("acknowledging")
+        number = session.number()
+        frames = [encode("BEGIN", {"transaction": number})]
+        frames += [encode("ACK", {"id": ack, "transaction": number}) for ack in acks]
+        frames.append(encode("COMMIT", {"transaction": number, "receipt": number}))
+        self._ask(session, b"".join(frames), number, "acknowledging")
+        for one in received:
+            self._drop(one.broker_id)
+
+    def hand_back(self, received: Received, *, after: timedelta, counts: bool, error: str | None = None) -> None:
+        self._check([received])
+        held = self._taken.get(received.broker_id)
+        if held is None or held.deliveries != received.deliveries:
+            return  # acknowledged, or delivered anew meanwhile
+        if counts and self._limit is not None and received.deliveries >= self._limit:
+            self._bury(received, error)
+            return
+        if self._session is None:
+            raise unavailable("handing a message back", "the connection is over; the broker delivers it again")
+        self._ask_life(self._session)
+        again = replace(held, deliveries=held.deliveries + 1) if counts else held
+        self._taken[received.broker_id] = again
+        heapq.heappush(self._later, (time.monotonic() + after.total_seconds(), next(self._order), received.broker_id))
+
+    def close(self) -> None:
+        """Everything in its hands goes back to the broker, which delivers it to the others at once."""
+        session = self._session
+        self._forget()
+        if session is not None:
+            session.close()
+
+    def _connected(self) -> Session:
+        if self._session is not None:
+            return self._session
+        queues = {topic: self._names.queue(topic, self._group) for topic in self._topics}
+        if self._looker is not None:
+            for topic, queue in queues.items():
+                if self._looker.depth(queue) is None:
+                    raise unavailable("subscribing", f"the group {self._group!r} has no queue {queue!r} of {topic!r}")
+        try:
+            session = self._pool.new()
+        except NotSent as error:
+            raise unavailable("subscribing", str(error)) from error
+        self._session = session
+        for place, queue in enumerate(queues.values()):
+            number = session.number()
+            frame = encode("SUBSCRIBE", {
+                "destination": f"/queue/{queue}", "id": str(place), "ack": "client-individual",
+                "activemq.prefetchSize": str(self._prefetch), "receipt": number,
+            })  # fmt: skip
+            self._ask(session, frame, number, "subscribing")
+        return session
+
+    def _arrived(self, session: Session, room: int, until: float) -> list[Received]:
+        """New messages, up to `room`; waits until then for the first one."""
+        found: list[Received] = []
+        while len(found) < room:
+            frame = session.read(until if not found else time.monotonic())
+            if frame is None:
+                break
+            if frame.command == "ERROR":
+                raise Lost(said(frame))
+            if frame.command == "MESSAGE":
+                found.append(self._take(frame))
+        return found
+
+    def _take(self, frame: Frame) -> Received:
+        broker_id = frame.headers.get("message-id", "")
+        topic = self._topics[int(frame.headers["subscription"])]
+        # The broker tells that it was delivered before, and not how often.
+        deliveries = 2 if frame.headers.get("redelivered") == "true" else 1
+        received = Received(message_of(frame, topic), None, broker_id, deliveries)
+        self._acks[broker_id] = frame.headers["ack"]
+        self._taken[broker_id] = received
+        return received
+
+    def _due(self, limit: int) -> list[Received]:
+        found: list[Received] = []
+        while self._later and len(found) < limit and self._later[0][0] <= time.monotonic():
+            _, _, broker_id = heapq.heappop(self._later)
+            if broker_id in self._taken:
+                found.append(self._taken[broker_id])
+        return found
+
+    def _bury(self, received: Received, error: str | None) -> None:
+        """Moves it to the dead-letter queue in one transaction, with what its consumer said."""
+        session = self._held("burying a message")
+        number = session.number()
+        queue = self._names.queue(received.message.topic, self._group)
+        headers = headers_of(received.message) if received.message.message_id else {}
+        told = {ORIGIN: f"queue://{queue}", DELIVERIES: str(received.deliveries),
+                CAUSE: f"Delivery[{received.deliveries}] exceeds redelivery policy limit: given up by its consumer",
+                **({ERROR: error[:ERROR_CHARACTERS].replace("\x00", "")} if error else {})}  # fmt: skip
+        to = f"/queue/{self._names.dead_letter_queues(queue)[0]}"
+        frames = [
+            encode("BEGIN", {"transaction": number}),
+            encode("SEND", {"destination": to, "persistent": "true", "transaction": number, **headers, **told},
+                   received.message.content),
+            encode("ACK", {"id": self._acks[received.broker_id], "transaction": number}),
+            encode("COMMIT", {"transaction": number, "receipt": number}),
+        ]  # fmt: skip
+        self._ask(session, b"".join(frames), number, "burying a message")
+        self._drop(received.broker_id)
+
+    def _held(self, doing: str) -> Session:
+        if self._session is None:
+            raise unavailable(doing, "the connection is over; the broker delivers it again")
+        return self._session
+
+    def _ask(self, session: Session, frames: bytes, receipt: str, doing: str) -> None:
+        try:
+            session.ask(frames, receipt, time.monotonic() + self._seconds)
+        except Lost as error:
+            session.close()
+            self._forget()
+            raise unavailable(doing, str(error)) from error
+
+    def _ask_life(self, session: Session) -> None:
+        """Whether the connection that holds the message still is: without it the broker has delivered it anew."""
+        number = session.number()
+        frames = encode("BEGIN", {"transaction": number}) + encode("ABORT", {"transaction": number, "receipt": number})
+        self._ask(session, frames, number, "handing a message back")
+
+    def _check(self, received: Sequence[Received]) -> None:
+        if any(one.position is not None for one in received):
+            raise ContractBroken(
+                "This message was not received from an ActiveMQ subscription.",
+                kept="Nothing was acknowledged or handed back.",
+                next_step="Give back the objects that `fetch` returned.",
+            )
+        if received and self._session is None:
+            raise unavailable("acknowledging", "the connection is over; the broker delivers it again")
+
+    def _drop(self, broker_id: str) -> None:
+        self._acks.pop(broker_id, None)
+        self._taken.pop(broker_id, None)
+
+    def _forget(self) -> None:
+        self._session = None
+        self._acks, self._taken, self._later = {}, {}, []
