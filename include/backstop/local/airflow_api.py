@@ -109,6 +109,20 @@ class AirflowApi:
         path = f"/dags/{quoted(dag)}/dagRuns/{quoted(run_id)}/taskInstances?limit=100"
         return list(self.request("GET", path)["task_instances"])
 
+    def questions(self) -> list[Json]:
+        """What waits for a person's answer, in every DAG."""
+        path = "/dags/~/dagRuns/~/hitlDetails?response_received=false&limit=100"
+        return list(self.request("GET", path)["hitl_details"])
+
+    def answer(self, question: Json, option: str, inputs: Mapping[str, object]) -> None:
+        """Answers in the name of this user; raises AirflowUnavailable with status 409 when somebody did so before."""
+        task = question["task_instance"]
+        path = f"/dags/{quoted(task['dag_id'])}/dagRuns/{quoted(task['dag_run_id'])}/taskInstances/{quoted(task['task_id'])}"
+        # All fields of the form or none: a form that is half filled in fails the task when it goes on.
+        fields = {name: field.get("value") for name, field in question["params"].items()}
+        body = {"chosen_options": [option], "params_input": {**fields, **inputs}}
+        self.request("PATCH", f"{path}/{task['map_index']}/hitlDetails", body)
+
     def task_log(self, dag: str, run_id: str, task: str, try_number: int = 1) -> str:
         """The text of one try of a task, one event a line."""
         path = f"/dags/{quoted(dag)}/dagRuns/{quoted(run_id)}/taskInstances/{quoted(task)}/logs/{try_number}"

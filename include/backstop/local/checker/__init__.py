@@ -3,5 +3,5 @@
 It imports nothing of Backstop (psycopg2 and the standard library only), so that one mistake cannot be on both sides of the
 comparison. `python -I checker PLACES.json LEDGER_FOLDER`, where `checker` is this folder, prints its findings as JSON and ends
 with 1 when something is wrong. PLACES holds `control` and, by name, `producers` and `groups` (PostgreSQL URIs), `topics`
-(topic -> the groups that owe its messages) and, where alerts were received, the folder `received`.
+(topic -> the groups that owe its messages) and the folder `received`, where the messages of alerts are that came.
 """

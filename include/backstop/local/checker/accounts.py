@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from .books import Books, Key, Ledger, Problems, given_up, held, keys_of
+from .deaths import ENDS, GIVEN_UP, deaths_of, replays_called_for
 
 LOST_ON_THE_WAY = ("crash_before_send", "lost_in_broker", "offset_moved", "not_sent_in_time")
 """Faults after which the message is gone for good unless it is sent again."""
@@ -30,7 +31,7 @@ def check_effects(books: Books, topics: dict[str, list[str]], ledger: Ledger, pr
     told: dict[str, Any] = {}
     for group, effects in books.effects.items():
         owed = {key for key in books.business if group in topics.get(key[0], [])}
-        expected = owed - refused
+        expected = owed - refused - poisoned(books, ledger, group)
         missing = [key for key in expected if effects[key] == 0]
         doubled = [key for key, times in effects.items() if times > 1]
         unexpected = [key for key in effects if effects[key] > 0 and key not in expected]
@@ -48,6 +49,14 @@ def check_effects(books: Books, topics: dict[str, list[str]], ledger: Ledger, pr
     return told
 
 
+def poisoned(books: Books, ledger: Ledger, group: str) -> set[Key]:
+    """What killed the group's handler and was given up by a person: no work is expected of it."""
+    return {
+        (topic, message_id) for (topic, message_id, of), fault in deaths_of(ledger).items()
+        if of == group and ENDS[fault] == GIVEN_UP and (topic, message_id, of) in books.discards
+    }  # fmt: skip
+
+
 def check_data_checks(books: Books, ledger: Ledger, problems: Problems) -> None:
     """A check of the data fails when something was injected that it must see, and only then."""
     timeless = any(line.get("detail") == "consumed without a time" for line in ledger.get("broken_rows", []))
@@ -59,7 +68,7 @@ def check_data_checks(books: Books, ledger: Ledger, problems: Problems) -> None:
 def check_leases(books: Books, problems: Problems) -> None:
     """No lease is left behind by anybody: whatever was begun came to its end."""
     for group, keys in books.unended.items():
-        for key in keys:
+        for key in keys - {(topic, message_id) for topic, message_id, of in books.discards if of == group}:
             problems.add("work begun and never ended", group, *key)
 
 
@@ -71,6 +80,8 @@ def check_resends(books: Books, topics: dict[str, list[str]], ledger: Ledger, pr
             key = (line["topic"], line["message_id"])
             for group in [line["consumer_group"]] if line.get("consumer_group") else topics.get(key[0], []):
                 losses[key, group] += 1
+    for (topic, message_id, group), times in replays_called_for(ledger).items():
+        losses[(topic, message_id), group] += times
     refused = keys_of(ledger.get(NEVER_PUBLISHABLE, []))
     outcomes: Counter[str] = Counter()
     needless = 0
@@ -129,7 +140,9 @@ def count_final(books: Books, topics: dict[str, list[str]], problems: Problems) 
         owed += len(groups) * len(found)
         for _, status, _ in found:
             for group in groups:
-                if status == "confirmed" or key in books.consumed[group]:
+                if (*key, group) in books.discards:
+                    final["VOIDED"] += 1
+                elif status == "confirmed" or key in books.consumed[group]:
                     final["CONFIRMED"] += 1
                 elif status == "voided":
                     final["VOIDED"] += 1

@@ -13,9 +13,49 @@ import psycopg2
 
 Key = tuple[str, str]
 """(topic, message id)"""
+Delivery = tuple[str, str, str]
+"""(topic, message id, group); '' where a dead letter names none"""
 Resend = tuple[int, frozenset[str] | None, str]
 """(send number above 1, groups addressed or None for all, outcome)"""
 SAMPLE = 5
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One stored dead letter."""
+
+    broker: str
+    queue: str
+    broker_id: str
+    topic: str
+    message_id: str
+    consumer_group: str
+    state: str
+    proof: bool
+    send_number: int | None
+
+
+@dataclass(frozen=True)
+class CaseFile:
+    """One case, with the answers to it as (action, who), oldest first."""
+
+    case_id: int
+    kind: str
+    topic: str
+    consumer_group: str
+    state: str
+    decisions: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One line of the outbox."""
+
+    case_id: int | None
+    key: str
+    closing: bool
+    delivered: bool
+    ended: str | None
 
 
 @dataclass
@@ -37,6 +77,21 @@ class Books:
     """group -> the fences under which a message's effects were committed"""
     cases: dict[Key, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     """key -> (kind, state) of the cases that it is a member of"""
+    letters: list[Letter] = field(default_factory=list)
+    undrained: int = 0
+    """batches that were stored and never acknowledged to the broker"""
+    discards: set[Delivery] = field(default_factory=set)
+    """what a person gave up"""
+    letter_cases: dict[Delivery, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """delivery -> its cases of kind dead_letters"""
+    answered: dict[int, bool] = field(default_factory=dict)
+    case_files: list[CaseFile] = field(default_factory=list)
+    alerts: list[Alert] = field(default_factory=list)
+    messages_sent: dict[str, int] = field(default_factory=dict)
+    """channel -> messages that Backstop says it took"""
+    versions: dict[Key, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """key -> the content versions that are kept, of messages that a person edited"""
+    version_consumed: dict[str, dict[Key, int]] = field(default_factory=dict)
     quarantined: set[Key] = field(default_factory=set)
     seen: dict[Key, set[tuple[str, str, str]]] = field(default_factory=lambda: defaultdict(set))
     """key -> (group, verdict, reason) that some run decided; injected and unfinished messages only"""
@@ -112,12 +167,55 @@ def read_books(places: dict[str, Any], ledger: Ledger) -> Books:
         log = "SELECT topic, message_id FROM consumer_log WHERE consumer_group = %s AND "
         done = rows(dsn, log + "state = 'CONSUMED' AND consumed_at IS NOT NULL", (group,))
         books.consumed[group] = {(topic, message_id) for topic, message_id in done}
+        edited = "SELECT topic, message_id, content_version FROM consumer_log WHERE consumer_group = %s AND content_version > 1"
+        found = rows(dsn, edited, (group,))
+        books.version_consumed[group] = {(topic, message_id): version for topic, message_id, version in found}
         for told, which in (
             (books.taken_over, "attempts > 1"), (books.stopped, "duplicates_stopped > 0"), (books.unended, "state <> 'CONSUMED'"),
         ):  # fmt: skip
             told[group] = {(topic, message_id) for topic, message_id in rows(dsn, log + which, (group,))}
     read_control(places["control"], books, ledger)
+    read_letters(places["control"], books)
+    read_cases(places["control"], books)
     return books
+
+
+def read_letters(dsn: str, books: Books) -> None:
+    books.letters = [
+        Letter(*row)
+        for row in rows(
+            dsn,
+            "SELECT broker, queue, broker_id, coalesce(topic, ''), coalesce(message_id, ''), coalesce(consumer_group, ''), state,"
+            " proof IS NOT NULL, send_number FROM dead_letter ORDER BY dead_letter_id",
+        )
+    ]
+    books.undrained = rows(dsn, "SELECT count(*) FROM drain_batch WHERE acknowledged_at IS NULL")[0][0]
+    books.discards = set(
+        rows(dsn, "SELECT topic, message_id, consumer_group FROM delivery_decision WHERE decision = 'discard' AND why <> ''")
+    )
+    for topic, message_id, version in rows(dsn, "SELECT topic, message_id, content_version FROM message_version"):
+        books.versions[topic, message_id].add(version)
+
+
+def read_cases(dsn: str, books: Books) -> None:
+    for case_id, kind, topic, group, state, decisions in rows(
+        dsn,
+        "SELECT case_id, kind, topic, consumer_group, state, coalesce(evidence -> 'decisions', '[]') FROM case_file ORDER BY 1",
+    ):
+        answers = tuple((one["action"], one["by"]) for one in decisions)
+        books.case_files.append(CaseFile(case_id, kind, topic, group, state, answers))
+        books.answered[case_id] = bool(answers)
+    for topic, message_id, group, case_id in rows(
+        dsn,
+        "SELECT m.topic, m.message_id, m.consumer_group, m.case_id FROM case_member m JOIN case_file c USING (case_id)"
+        " WHERE c.kind = 'dead_letters'",
+    ):
+        books.letter_cases[topic, message_id, group].add(case_id)
+    books.alerts = [
+        Alert(*row)
+        for row in rows(dsn, "SELECT case_id, dedup_key, closing, delivered_at IS NOT NULL, ended FROM alert ORDER BY alert_id")
+    ]
+    books.messages_sent = dict(rows(dsn, "SELECT channel, count(*) FROM alert_message GROUP BY channel"))
 
 
 def read_control(dsn: str, books: Books, ledger: Ledger) -> None:

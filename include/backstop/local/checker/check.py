@@ -8,7 +8,9 @@ from typing import Any
 
 from .accounts import check_data_checks, check_effects, check_leases, check_promises, check_resends, check_stubs, count_final
 from .books import Ledger, Problems, keys_of, read_books, read_ledger
+from .deaths import check_deaths
 from .injected import check_faults
+from .told import check_told, read_received
 
 
 def check(places: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
@@ -26,6 +28,8 @@ def check(places: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
         "verdicts": count_final(books, topics, problems),
         "resends": check_resends(books, topics, ledger, problems),
         "faults": check_faults(books, topics, ledger, problems),
+        "dead_letters": check_deaths(books, ledger, problems),
+        "told": check_told(books, read_received(Path(places["received"])), problems),
         "cases": books.summary["cases"],
         "requests": books.summary["requests"],
         "data_checks": books.summary["data_checks"],
