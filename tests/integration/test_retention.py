@@ -10,6 +10,7 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, Unavailable
 from backstop.local.ports import free_port
 from backstop.local.postgres import Postgres
@@ -20,23 +21,24 @@ from backstop.retention.run_once import run_duty
 from backstop.retention.window import time_left
 from backstop.stores.open import open_log_purge, open_log_store, open_stub_purge
 from backstop.stores.purge import FIRST_LOG, FIRST_STUB
-from system import System, build_template, system
+from retention_world import emptied, servers
+from system import System, settings_dict, system
+
+__all__ = ["servers"]
 
 OLD = timedelta(days=2)
 """Longer than the policy of these tests keeps anything (a day)."""
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
-        build_template(postgres)
-        yield postgres, valkey
+def kept(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
+    with system(*servers, retention={"step_rows": 3, "busy_share": 1.0}) as made:
+        yield made
 
 
 @pytest.fixture
-def world(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
-    with system(*servers, retention={"step_rows": 3, "busy_share": 1.0}) as made:
-        yield made
+def world(kept: System) -> System:
+    return emptied(kept)
 
 
 def old_stub(world: System, message_id: str, status: str = "confirmed", shard: str = "shop_a", **columns: Any) -> Key:
@@ -192,10 +194,7 @@ def stubs_left_in(world: System, shard: str) -> set[str]:
 
 def test_a_policy_that_would_forget_too_soon_purges_nothing(world: System) -> None:
     old_log(world, "m")
-    short = world.settings.model_copy(update={"topics": world.settings.topics})
-    short._policies.update({
-        key: policy.model_copy(update={"log_retention": timedelta(hours=1)}) for key, policy in short._policies.items()
-    })  # fmt: skip
+    short = Settings.model_validate(settings_dict(policy={"log_retention": "1h"}))
     with pytest.raises(ConfigurationError, match="log_retention"):
         require_safe(short)
     with pytest.raises(ConfigurationError, match="forget too soon"):

@@ -14,20 +14,21 @@ import pytest
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 from backstop.retention.run_once import run_duty
-from system import System, build_template, system
+from retention_world import emptied, servers
+from system import System, system
+
+__all__ = ["servers"]
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
-        build_template(postgres)
-        yield postgres, valkey
+def kept(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
+    with system(*servers, retention={"step_rows": 3, "busy_share": 1.0}, policy={"content_retention": "1h"}) as made:
+        yield made
 
 
 @pytest.fixture
-def world(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
-    with system(*servers, retention={"step_rows": 3, "busy_share": 1.0}, policy={"content_retention": "1h"}) as made:
-        yield made
+def world(kept: System) -> System:
+    return emptied(kept)
 
 
 def retain(world: System, **options: Any) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from backstop.cli import cases, check, context, metrics, migrate, pause, prove, restore, run, runs, schema, where
+from backstop.cli import cases, check, context, erase, metrics, migrate, pause, prove, restore, run, runs, schema, where
 from backstop.cli.out import printable
 from backstop.errors import BackstopError
 
@@ -31,6 +31,7 @@ app.command("metrics")(metrics.metrics)
 app.add_typer(cases.app, name="cases")
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)
+app.command("erase")(erase.erase)
 app.add_typer(runs.app, name="runs")
 app.add_typer(restore.app, name="restore")
 

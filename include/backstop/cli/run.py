@@ -154,6 +154,30 @@ def sweep(
 
 
 @app.command()
+def retention(
+    now: Annotated[bool, typer.Option("--now", help="Also outside the window of backstop.yaml.")] = False,
+    dry_run: DryRun = False,
+    docs: Annotated[
+        Path | None, typer.Option("--docs", help="The reports of data checks; those of purged runs go, too.")
+    ] = None,
+    as_json: out.Json = False,
+) -> None:
+    """Purge what is over and safe to purge, in small steps, inside its window: logs, stubs, letters, Backstop's own.
+
+    Ends with 3 when something did not answer: what could not be asked for stays.
+    """
+    from backstop.retention.run_once import run_duty
+
+    settings, known = context.load_settings(), context.connections()
+    with out.progress("retention"):
+        counts = run_duty(settings, known, now=now, dry_run=dry_run, reports=docs)
+    if as_json:
+        out.document({"counts": counts, "dry_run": dry_run})
+    else:
+        out.line(f"retention{' (dry run)' if dry_run else ''}: {counts}")
+
+
+@app.command()
 def watch(as_json: out.Json = False) -> None:
     """Look once for losses that are coming and for duties that are overdue; alert, and send the heartbeat.
 

@@ -1,0 +1,27 @@
+-- What an erasure does in the control database.
+
+-- name: begin: who asks for it and why, before anything is emptied
+INSERT INTO erasure (topic, message_id, asked_by, why) VALUES (%(topic)s, %(message_id)s, %(who)s, %(why)s);
+
+-- name: waiting_letters: dead letters of a message that are not decided
+SELECT count(*) FROM dead_letter d
+WHERE d.topic = %(topic)s AND d.message_id = %(message_id)s AND d.state IN ('open', 'replaying');
+
+-- name: dead_letter: empties its decided letters; what the consumer said may quote the content, and goes with it
+UPDATE dead_letter d SET
+    content = NULL, headers = '{}', properties = '{}', partition_key = NULL, error = '', aside = false,
+    emptied_at = coalesce(d.emptied_at, clock_timestamp())
+WHERE d.topic = %(topic)s AND d.message_id = %(message_id)s AND d.state IN ('replayed', 'discarded');
+
+-- name: dead_letter_aside: ... and what was kept beside them
+DELETE FROM dead_letter_aside a USING dead_letter d
+WHERE d.dead_letter_id = a.dead_letter_id AND d.topic = %(topic)s AND d.message_id = %(message_id)s
+    AND d.state IN ('replayed', 'discarded');
+
+-- name: message_version: empties what people edited of it
+UPDATE message_version v SET content = '', emptied_at = coalesce(v.emptied_at, clock_timestamp())
+WHERE v.topic = %(topic)s AND v.message_id = %(message_id)s;
+
+-- name: done: everything that can be reached is empty; with it also what was asked for before and was cut short
+UPDATE erasure SET done_at = clock_timestamp(), erased = %(erased)s
+WHERE topic = %(topic)s AND message_id = %(message_id)s AND done_at IS NULL;

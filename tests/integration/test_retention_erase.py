@@ -1,0 +1,134 @@
+"""Erasing one message on request: its contents everywhere they are kept, and nothing while it may still be sent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from psycopg2.extras import Json
+
+from backstop.errors import ConfigurationError, DecisionRefused, Unavailable
+from backstop.local.ports import free_port
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from backstop.records import Key
+from backstop.retention.erase import Erased, erase
+from retention_world import emptied, servers
+from system import System, system
+
+__all__ = ["servers"]
+
+SECRET = b"name and address of a customer"
+
+
+@pytest.fixture(scope="module")
+def kept(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
+    with system(*servers) as made:
+        yield made
+
+
+@pytest.fixture
+def world(kept: System) -> System:
+    return emptied(kept)
+
+
+def message(world: System, message_id: str, status: str = "confirmed", letter: str | None = "discarded", **columns: Any) -> Key:
+    """A message whose content stands in its stub, a dead letter (and beside it), and an edit."""
+    given = {"content": SECRET, "headers": Json({"customer": "anna"}), "message_key": "anna", **columns}
+    key = world.stub(message_id, status=status, **given)
+    world.rows("control", """
+        INSERT INTO run (duty, token, policy_version, code_version) VALUES ('triage', gen_random_uuid(), '', '');
+        INSERT INTO drain_batch (run_id, broker, queue, letters, acknowledged_at)
+        SELECT max(run_id), 'embedded', 'q', 1, now() FROM run;
+        INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why)
+        VALUES ('shop_a', 'orders', %(id)s, 1, %(secret)s, 'bo', 'a typo');
+        """.replace("%(id)s", f"'{message_id}'").replace("%(secret)s", f"'{SECRET.decode()}'"))  # fmt: skip
+    if letter:
+        world.rows("control", """
+            INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, headers, content, content_bytes,
+                properties, error, state, closed_at, proof, decided_by)
+            SELECT max(batch_id), 'embedded', 'q', %s, 'orders', %s, %s, %s, 30, %s, %s, %s,
+                CASE WHEN %s = 'discarded' THEN now() END, '{}', 'triage' FROM drain_batch
+            """, message_id, message_id, b'{"customer": "anna"}', SECRET, Json({"k": "anna"}), f"bad: {SECRET!r}", letter, letter)
+        world.rows("control", "INSERT INTO dead_letter_aside SELECT max(dead_letter_id), %s FROM dead_letter", SECRET)
+    return key
+
+
+def ask(world: System, *ids: str, why: str = "asked to be forgotten", who: str = "anna") -> list[Erased]:
+    control = world.control()
+    try:
+        return erase(world.settings, world.connections, control, "orders", ids, who, why)
+    finally:
+        control.close()
+
+
+def everything(world: System) -> str:
+    """All that the producers' and the control database hold, as one text."""
+    found = []
+    for database in ("shop_a", "shop_b", "control"):
+        for (table,) in world.rows(database, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"):
+            found += world.rows(database, f"SELECT row_to_json(t)::text FROM {table} t")
+    return "\n".join(row for (row,) in found)
+
+
+@pytest.mark.parametrize("status", ["confirmed", "voided", "no_taker"])
+def test_of_a_message_that_is_over_only_ids_hash_and_the_asking_are_left(world: System, status: str) -> None:
+    message(world, "m", status)
+    for trace in (SECRET.hex(), "anna", "customer"):
+        assert trace in everything(world)
+    (erased,) = ask(world, "m", who="the data officer")
+    assert erased.places == {"shard shop_a": 1, "shard shop_b": 0, "dead_letter": 1, "dead_letter_aside": 1, "message_version": 1}
+    for trace in (SECRET.hex(), SECRET.decode(), "anna", "customer"):
+        assert trace not in everything(world), trace
+    ((content, erased_hash, now),) = world.rows("shop_a", "SELECT content, erased_hash, status FROM message_stub")
+    assert (bytes(content), bytes(erased_hash), now) == (b"", hashlib.sha256(SECRET).digest(), status)
+    ((asked_by, why, done, what),) = world.rows("control", "SELECT asked_by, why, done_at IS NOT NULL, erased FROM erasure")
+    assert (asked_by, why, done, what) == ("the data officer", "asked to be forgotten", True, erased.places)
+    assert world.rows("control", "SELECT message_id, state, content_bytes FROM dead_letter") == [("m", "discarded", 30)]
+
+
+def test_other_messages_keep_their_contents(world: System) -> None:
+    message(world, "other")
+    message(world, "m")
+    ask(world, "m")
+    ((content,),) = world.rows("shop_a", "SELECT content FROM message_stub WHERE message_id = 'other'")
+    assert bytes(content) == SECRET
+
+
+@pytest.mark.parametrize(("status", "letter", "columns", "why"), [
+    ("pending", None, {}, "void it first"), ("exhausted", None, {}, "void it first"),
+    ("confirmed", "open", {}, "decide their case first"),
+    ("confirmed", None, {"attempt_token": "00000000-0000-0000-0000-000000000001"}, "under way"),
+])  # fmt: skip
+def test_what_may_still_be_sent_or_waits_for_a_person_is_not_erased_nor_are_those_asked_for_with_it(
+    world: System, status: str, letter: str | None, columns: dict[str, Any], why: str
+) -> None:
+    message(world, "over")
+    message(world, "m", status, letter, **columns)
+    with pytest.raises(DecisionRefused, match=f"(?i){why}"):
+        ask(world, "over", "m")
+    contents = world.rows("shop_a", "SELECT content FROM message_stub")
+    assert [bytes(content) for (content,) in contents] == [SECRET, SECRET]
+
+
+def test_an_erasure_that_was_cut_short_is_finished_by_asking_again_and_asking_twice_changes_nothing(world: System) -> None:
+    message(world, "m")
+    world.rows("control", "INSERT INTO erasure (topic, message_id, asked_by, why) VALUES ('orders', 'm', 'anna', 'x')")
+    ask(world, "m")
+    assert world.rows("control", "SELECT DISTINCT done_at IS NOT NULL FROM erasure") == [(True,)]
+    before = world.rows("shop_a", "SELECT erased_hash FROM message_stub")
+    ask(world, "m")
+    assert world.rows("shop_a", "SELECT erased_hash FROM message_stub") == before
+
+
+def test_without_a_reason_a_topic_or_every_shard_nothing_is_erased(world: System) -> None:
+    message(world, "m")
+    with pytest.raises(ConfigurationError, match="why"):
+        ask(world, "m", why=" ")
+    world.urls["shop_b"] = f"postgresql://nobody@127.0.0.1:{free_port()}/none"
+    with pytest.raises(Unavailable):
+        ask(world, "m")
+    assert world.rows("shop_a", "SELECT erased_hash FROM message_stub") == [(None,)]
+    assert world.rows("control", "SELECT 1 FROM erasure") == []
