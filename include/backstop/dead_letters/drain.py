@@ -79,7 +79,7 @@ def drain_all(
             if not groups:
                 continue
             try:
-                broker = (brokers or {}).get(name) or stack.enter_context(open_broker(settings, connections, name))
+                broker: Broker = (brokers or {}).get(name) or stack.enter_context(open_broker(settings, connections, name))
                 if run.dry_run:
                     drained.counts.add("read", sum(1 for group in groups for _ in broker.dead_letters(group)))
                     continue
@@ -89,9 +89,8 @@ def drain_all(
                 continue
             for queue in queues:
                 subject = f"broker {name}, {queue}"
-                place = Place(name, queue, _clock(control), settings.dead_letters.aside_bytes)
                 try:
-                    _drain_queue(control, run, broker, place, bounds, drained)
+                    _drain_queue(control, run, broker, name, queue, settings, bounds, drained)
                 except Unavailable as error:
                     drained.missed[subject] = error.what
     if not run.dry_run:
@@ -113,7 +112,11 @@ def groups_of(settings: Settings, broker: str, topics: Sequence[str] | None) -> 
     return list(groups)
 
 
-def _drain_queue(control: Any, run: Run, broker: Broker, place: Place, bounds: Bounds, drained: Drained) -> None:
+def _drain_queue(
+    control: Any, run: Run, broker: Broker, name: str, queue: str, settings: Settings, bounds: Bounds, drained: Drained
+) -> None:
+    began, look = _begin(control, name, queue)
+    place = Place(name, queue, began, settings.dead_letters.aside_bytes)
     until = time.monotonic() + bounds.longest.total_seconds()
     drained.counts.add("queues")
     read, first_batch, at_the_end = 0, None, False
@@ -127,8 +130,8 @@ def _drain_queue(control: Any, run: Run, broker: Broker, place: Place, bounds: B
                     at_the_end = True
                     break
                 ahead = reading.read(bounds.page)
-                for page in _store(control, run, place, letters, reading.forgotten(), first_batch, drained):
-                    first_batch = first_batch or page.batch_id
+                for page in _store(control, run, place, letters, reading.forgotten(), first_batch, look, drained):
+                    first_batch, look = first_batch or page.batch_id, page.looked
                     drained.counts += page.counts
                     reading.acknowledge(page)
                 read += len(letters)
@@ -183,19 +186,19 @@ class _Reading:
 
 def _store(
     control: Any, run: Run, place: Place, letters: Sequence[DeadLetter], forgotten: Sequence[int], first_batch: int | None,
-    drained: Drained,
+    look: bool, drained: Drained,
 ) -> Iterator[Page]:  # fmt: skip
     """The pages in which these letters are stored: one, unless one of them is a letter that no database can hold."""
     try:
-        yield store_page(control, run, place, letters, forgotten, first_batch)
+        yield store_page(control, run, place, letters, forgotten, first_batch, look)
     except (psycopg2.DataError, pg.ProgramLimitExceeded) as error:
         if len(letters) == 1:
             name = f"broker {place.broker}, {place.queue}, {letters[0].broker_id}"
             drained.missed[name] = f"it cannot be stored and stays there: {str(error).splitlines()[0]}"
             return
         half = len(letters) // 2
-        yield from _store(control, run, place, letters[:half], forgotten, first_batch, drained)
-        yield from _store(control, run, place, letters[half:], (), first_batch, drained)
+        yield from _store(control, run, place, letters[:half], forgotten, first_batch, look, drained)
+        yield from _store(control, run, place, letters[half:], (), first_batch, look, drained)
 
 
 def _finish(control: Any, run: Run, place: Place, forgotten: Sequence[int], at_the_end: bool) -> None:
@@ -211,7 +214,8 @@ def _finish(control: Any, run: Run, place: Place, forgotten: Sequence[int], at_t
             cursor.execute(_SQL["mark_drained"], where)
 
 
-def _clock(control: Any) -> datetime:
+def _begin(control: Any, broker: str, queue: str) -> tuple[datetime, bool]:
+    """Now, and whether pages of the queue are stored of which nobody knows if the broker has forgotten them."""
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["clock"])
-        return cursor.fetchone()[0]  # type: ignore[no-any-return]
+        cursor.execute(_SQL["begin"], {"broker": broker, "queue": queue})
+        return cursor.fetchone()  # type: ignore[no-any-return]

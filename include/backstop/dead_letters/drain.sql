@@ -1,8 +1,9 @@
 -- Named queries on the control database: storing what is drained from the brokers' dead-letter queues.
 -- Every transaction holds the run first, then the lock of the queue, so that two drains of one queue store by turns.
 
--- name: clock: the instant by which everything in the queue will have been stored once its end was met
-SELECT clock_timestamp();
+-- name: begin: the instant before which everything in the queue will be stored once its end was met; and are pages left open?
+SELECT clock_timestamp(),
+    EXISTS (SELECT FROM drain_batch WHERE broker = %(broker)s AND queue = %(queue)s AND acknowledged_at IS NULL);
 
 -- name: lock_queue: until this transaction ends nobody else stores letters of this queue
 SELECT pg_advisory_xact_lock(hashtextextended(%(broker)s || chr(10) || %(queue)s, 6));
@@ -19,13 +20,13 @@ RETURNING batch_id;
 -- name: copy_letters: the rows of a page, in the order of the queue
 COPY dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id, queue_id, queue_offset, queue_epoch,
     tag, partition_key, headers, content, content_bytes, aside, properties, cause_text, error, deliveries, died_at, invalid)
-FROM STDIN;
+FROM STDIN WITH (FORMAT csv, DELIMITER E'\x1f', QUOTE E'\x1e');
 
 -- name: ids_of_batch: the numbers of letters whose contents are kept beside them
 SELECT broker_id, dead_letter_id FROM dead_letter WHERE batch_id = %(batch_id)s AND aside;
 
 -- name: copy_asides: large contents
-COPY dead_letter_aside (dead_letter_id, content) FROM STDIN;
+COPY dead_letter_aside (dead_letter_id, content) FROM STDIN WITH (FORMAT csv, DELIMITER E'\x1f', QUOTE E'\x1e');
 
 -- name: mark_acknowledged: the broker has removed what these pages stored
 UPDATE drain_batch SET acknowledged_at = clock_timestamp() WHERE batch_id = ANY (%(batches)s::bigint[]) AND acknowledged_at IS NULL;
