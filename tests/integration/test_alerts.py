@@ -1,0 +1,507 @@
+"""Alerts on real parts: a control database, a mail server and an HTTP endpoint that fail, hang and come back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from backstop.alerts.deliver import deliver
+from backstop.alerts.run_once import run_once
+from backstop.cases.close import close_settled, settle
+from backstop.cases.open import open_case
+from backstop.config.connections import Connections
+from backstop.config.load import from_mapping
+from backstop.config.settings import Settings
+from backstop.errors import AlertsUndelivered
+from backstop.records import Counts
+from backstop.runs.control import connect
+from control_world import World, servers, world, written_settings  # noqa: F401
+from receivers import Endpoint, Mailbox, endpoint, mailbox
+
+SECRET = "s3cr3t-4f7a"
+
+
+def mail_url(port: int) -> str:
+    return f"mailto://127.0.0.1:{port}/?from=backstop@example.com&to=oncall@example.com&mode=insecure"
+
+
+class Told:
+    """A system whose alerts go to a mail server (`mail`) and an endpoint (`json`) by Apprise, to webhooks (`hook`, `desk`)."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, open_: ExitStack) -> None:
+        self.world, self.monkeypatch = world, monkeypatch
+        self.mail: Mailbox = open_.enter_context(mailbox())
+        self.json: Endpoint = open_.enter_context(endpoint())
+        self.hook: Endpoint = open_.enter_context(endpoint())
+        self.desk: Endpoint = open_.enter_context(endpoint())
+        self.url("MAIL", mail_url(self.mail.port))
+        self.url("JSON", f"json://user:{SECRET}@{self.json.address}/{SECRET}")
+        self.url("HOOK", f"http://{self.hook.address}/{SECRET}")
+        self.url("DESK", f"http://{self.desk.address}/{SECRET}")
+
+    def url(self, name: str, url: str) -> None:
+        self.monkeypatch.setenv(f"ALERTS_{name}", url)
+
+    def settings(self, *channels: str, at_least: str = "warning", **more: Any) -> Settings:
+        named: dict[str, Any] = {
+            name: {"url": f"env:ALERTS_{name.upper()}", "at_least": at_least, **more.pop(name, {})} for name in channels
+        }
+        for name in named.keys() & {"hook", "desk"}:
+            named[name]["kind"] = "webhook"
+        written = {**written_settings(), "alerts": {"timeout": "1s", "channels": named, **more}}
+        self.world.config.write_text(json.dumps(written))
+        return from_mapping(written)
+
+    def deliver(self, settings: Settings, times: int = 1) -> Counts:
+        for _ in range(times):
+            counts = deliver(settings, Connections(), self.world.conn)
+        return counts
+
+    def case(self, *ids: str, severity: str = "warning", kind: str = "overdue", subject: str = "", topic: str = "orders") -> int:
+        with self.world.conn, self.world.conn.cursor() as cur:
+            return open_case(
+                cur, kind=kind, topic=topic, group="billing", subject=subject, severity=severity, summary="2 messages",
+                evidence={}, members=[("shop_a", topic, one, "billing") for one in ids], run_id=None,
+            )  # fmt: skip
+
+    def close(self, *ids: str) -> None:
+        with self.world.conn, self.world.conn.cursor() as cur:
+            settle(cur, [("orders", one, "billing") for one in ids])
+            assert close_settled(cur) > 0
+
+    def opened(self, case_id: int, ago: str) -> None:
+        self.world.control("UPDATE case_file SET opened_at = now() - %s::interval WHERE case_id = %s", (ago, case_id))
+
+    def due_now(self) -> None:
+        self.world.control("UPDATE alert_delivery SET next_try_at = now()")
+
+    def deliveries(self) -> list[tuple[Any, ...]]:
+        return self.world.control(
+            "SELECT a.dedup_key, d.channel, d.attempts, d.delivered_at IS NOT NULL, d.error"
+            " FROM alert_delivery d JOIN alert a USING (alert_id) ORDER BY a.alert_id, d.channel"
+        )
+
+
+@pytest.fixture
+def told(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+    with ExitStack() as open_:
+        yield Told(world, monkeypatch, open_)
+
+
+def keys(taken: list[dict[str, Any]]) -> list[str]:
+    return [one["key"] for one in taken]
+
+
+def test_every_channel_is_told_of_what_is_severe_enough_for_it_and_of_each_alert_once(told: Told) -> None:
+    settings = told.settings("mail", "json", "hook", at_least="critical", mail={"at_least": "warning"})
+    warning, critical = told.case("a"), told.case("b", severity="critical", kind="mass_loss")
+    assert told.deliver(settings) == Counts(told=2, messages=4)
+    assert told.deliver(settings) == Counts()
+    assert told.mail.subjects() == [
+        f"[critical] Case {critical}: mass_loss in orders", f"[warning] Case {warning}: overdue in orders",
+    ]  # fmt: skip
+    assert "2 messages. See: backstop cases show" in told.mail.text()
+    assert told.mail.messages[0].get_content_type() == "text/plain"
+    assert told.mail.recipients[0] == ["oncall@example.com"]
+    assert [(one["title"], one["type"]) for one in told.json.taken] == [(told.mail.subjects()[0], "failure")]
+    assert keys(told.hook.taken) == [f"case/{critical}"]
+    assert told.world.control("SELECT count(*) FROM alert WHERE delivered_at IS NOT NULL") == [(2,)]
+
+
+@pytest.mark.parametrize(("channel", "answers", "error"), [
+    ("json", 500, "HTTP 500"), ("json", "close", "no connection"), ("json", "hang", "no connection"),
+    ("json", "redirect", "HTTP 302"), ("hook", 404, "HTTP 404"), ("hook", "close", "RemoteDisconnected"),
+    ("hook", "hang", "TimeoutError"), ("hook", "redirect", "HTTP 302"), ("hook", "drip", "no answer in time"),
+])  # fmt: skip
+def test_what_an_endpoint_did_not_take_is_sent_when_it_is_back(told: Told, channel: str, answers: int | str, error: str) -> None:
+    settings = told.settings(channel)
+    receiver: Endpoint = getattr(told, channel)
+    receiver.answers = answers
+    told.case("a")
+    assert told.deliver(settings) == Counts(failed=1)
+    assert told.deliveries() == [("case/1", channel, 1, False, error)]
+    assert receiver.taken == []
+    receiver.answers = 200
+    assert told.deliver(settings) == Counts(told=1, messages=1)
+    assert len(receiver.taken) == 1
+    assert told.deliveries() == [("case/1", channel, 2, True, None)]
+
+
+def test_the_longer_a_channel_does_not_take_an_alert_the_less_often_it_is_tried(told: Told) -> None:
+    settings = told.settings("hook")
+    told.hook.answers = 503
+    told.case("a")
+    waits = []
+    for _ in range(9):
+        told.due_now()
+        told.deliver(settings)
+        waits += told.world.control("SELECT round(extract(epoch FROM next_try_at - clock_timestamp()) / 60) FROM alert_delivery")
+    assert [int(wait) for (wait,) in waits] == [0, 0, 1, 2, 4, 8, 15, 15, 15]
+    assert told.deliver(settings) == Counts(), "it is not due"
+
+
+@pytest.mark.parametrize("answers", ["451 later", "nobody", "silence"])
+def test_what_the_mail_server_did_not_take_is_sent_when_it_does(told: Told, answers: str) -> None:
+    settings = told.settings("mail")
+    with socket.socket() as silent:  # takes connections and never says a word
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        ports = {"nobody": 1, "silence": silent.getsockname()[1]}
+        told.mail.answers = answers
+        told.url("MAIL", mail_url(ports.get(answers, told.mail.port)))
+        told.case("a")
+        assert told.deliver(settings) == Counts(failed=1)
+    told.mail.answers = "250 taken"
+    told.url("MAIL", mail_url(told.mail.port))
+    assert told.deliver(settings) == Counts(told=1, messages=1)
+    assert len(told.mail.messages) == 1
+
+
+def test_mail_goes_through_starttls_and_a_login_and_not_to_a_server_whose_certificate_nobody_vouches_for(
+    told: Told, tmp_path: Path
+) -> None:
+    settings, trusted = told.settings("mail"), certificate(tmp_path / "one.pem")
+    with mailbox(trusted) as box:
+        told.url("MAIL", f"mailtos://backstop:pw-4f7a@127.0.0.1:{box.port}/?from=backstop@example.com&to=oncall@example.com")
+        told.case("a")
+        assert told.deliver(settings) == Counts(failed=1)
+        assert box.logins == []
+        told.monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "one.pem"))
+        assert told.deliver(settings) == Counts(told=1, messages=1)
+        assert (box.logins, len(box.messages)) == (["backstop"], 1)
+
+
+def certificate(path: Path) -> ssl.SSLContext:
+    """A server's context for 127.0.0.1; its certificate, signed by itself, is in the file with its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mail")]), datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    pem, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
+    path.write_bytes(made.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    return context
+
+
+def test_one_channel_is_enough_and_the_others_are_tried_until_it_is_too_late(told: Told) -> None:
+    settings = told.settings("desk", "hook")
+    told.hook.answers = 503
+    told.case("a", severity="critical")
+    assert told.deliver(settings) == Counts(told=1, messages=1, failed=1)
+    assert run_once(settings, Connections())["failed"] == 1, "somebody was told: that is no failure of the duty"
+    told.due_now()
+    told.world.control("UPDATE alert SET created_at = now() - interval '25 hours'")
+    assert "failed" not in told.deliver(settings)
+    told.hook.answers = 200
+    told.due_now()
+    told.deliver(settings)
+    assert told.hook.taken == []
+    assert len(told.desk.taken) == 1
+
+
+def test_a_channel_that_fails_is_told_to_the_others_and_when_it_works_again_too(told: Told) -> None:
+    settings = told.settings("desk", "hook")
+    told.hook.answers = 503
+    told.case("a")
+    for _ in range(5):
+        told.due_now()
+        told.deliver(settings)
+    told.deliver(settings)
+    assert [one["title"] for one in told.desk.taken[1:]] == ["The channel hook takes no alerts"]
+    assert "HTTP 503" in told.desk.taken[1]["text"]
+    told.hook.answers = 200
+    told.due_now()
+    told.deliver(settings, times=2)
+    assert [one["title"] for one in told.desk.taken[2:]] == ["The channel hook takes alerts again"]
+    assert len(told.hook.taken) == 1, "the channel itself is told of the case alone"
+
+
+def test_a_deliverer_that_is_killed_after_a_send_costs_one_message_at_most(told: Told) -> None:
+    settings = told.settings("hook")
+    told.case("a"), told.case("b", kind="stalled")
+    deliverer = subprocess.Popen(
+        [sys.executable, "-c", "from backstop.alerts.run_once import run_once; from backstop.config.load import load;"
+         "from backstop.config.connections import Connections; run_once(load(), Connections())"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def kill() -> None:  # it has been sent, and is not yet known to have been sent
+        deliverer.kill()
+        deliverer.wait()
+
+    told.hook.before_answer = kill
+    assert deliverer.wait(60) == -signal.SIGKILL
+    assert len(told.hook.taken) == 1
+    told.hook.before_answer = lambda: None
+    assert told.deliver(settings) == Counts(), "the dead one's claim holds until it ends"
+    told.world.control("UPDATE alert_channel SET claim_until = now()")
+    assert told.deliver(settings) == Counts(told=2, messages=2)
+    assert sorted(keys(told.hook.taken)) == ["case/1", "case/1", "case/2"]
+
+
+def test_two_deliverers_at_once_send_everything_once(told: Told) -> None:
+    settings = told.settings("desk", "hook")
+    for number in range(8):
+        told.case(f"m{number}", subject=str(number))
+    both = threading.Barrier(2)
+
+    def one() -> None:
+        conn = connect(settings, Connections())
+        try:
+            both.wait(30)
+            deliver(settings, Connections(), conn)
+        finally:
+            conn.close()
+
+    threads = [threading.Thread(target=one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    told.deliver(settings)
+    assert sorted(keys(told.hook.taken)) == [f"case/{number}" for number in range(1, 9)]
+    assert sorted(keys(told.desk.taken)) == sorted(keys(told.hook.taken))
+
+
+def test_whoever_lost_its_claim_by_being_slow_sends_nothing_more(told: Told) -> None:
+    settings = told.settings("hook")
+    told.case("a"), told.case("b", kind="stalled")
+    take_over = "UPDATE alert_channel SET claim_token = gen_random_uuid(), claim_until = now() + interval '1 hour'"
+
+    def lose_the_claim() -> None:
+        told.world.control(take_over)
+
+    told.hook.before_answer = lose_the_claim
+    assert told.deliver(settings)["messages"] == 1
+    assert len(told.hook.taken) == 1
+
+
+def storm(told: Told, cases: int, first: int = 0) -> None:
+    told.world.control("""
+        WITH opened AS (
+            INSERT INTO case_file (kind, topic, subject, severity, summary)
+            SELECT (ARRAY['overdue', 'stalled'])[1 + n %% 2], 'orders', n, 'warning', 'lost'
+            FROM generate_series(%(first)s + 1, %(first)s + %(cases)s) AS n RETURNING case_id, kind)
+        INSERT INTO alert (case_id, dedup_key, severity, title, body)
+        SELECT case_id, 'case/' || case_id, 'warning', 'Case ' || case_id || ': ' || kind || ' in orders', 'lost' FROM opened
+        """, {"cases": cases, "first": first})  # fmt: skip
+
+
+def test_ten_thousand_new_cases_are_one_mail_that_names_the_gravest(told: Told) -> None:
+    settings = told.settings("mail", "hook")
+    storm(told, 9_998)
+    grave = told.case("x", severity="critical", kind="mass_loss"), told.case("y", severity="critical", kind="new_epoch")
+    assert told.deliver(settings) == Counts(told=10_000, messages=2, digests=2)
+    (subject,), text = told.mail.subjects(), told.mail.text()
+    assert subject == "[critical] Backstop: 10000 alerts: 2 critical, 9998 warning"
+    assert text.splitlines()[:2] == [
+        f"critical: Case {grave[0]}: mass_loss in orders", f"critical: Case {grave[1]}: new_epoch in orders",
+    ]  # fmt: skip
+    assert "4999 warning overdue in orders" in text
+    assert told.hook.taken[0]["alerts"] == 10_000
+    assert told.world.control("SELECT count(*) FROM alert WHERE delivered_at IS NULL") == [(0,)]
+
+
+def test_a_storm_that_lasts_stays_within_the_messages_of_an_hour(told: Told) -> None:
+    settings = told.settings("hook", messages_an_hour=6, digest_above=2)
+    within_an_hour: list[int] = []
+    for look in range(24):  # one in five minutes
+        storm(told, 3, first=3 * look)
+        told.deliver(settings)
+        for table, column in (("alert_message", "sent_at"), ("alert_delivery", "next_try_at")):
+            told.world.control(f"UPDATE {table} SET {column} = {column} - interval '5 minutes'")
+        within_an_hour += [number for (number,) in told.world.control(
+            "SELECT count(*) FROM alert_message WHERE sent_at > now() - interval '1 hour'")]  # fmt: skip
+    assert 4 <= max(within_an_hour) <= 6
+    assert sum(one.get("alerts", 1) for one in told.hook.taken) >= 60, "news keeps coming"
+
+
+def test_an_undecided_case_is_told_again_more_severely_each_time_until_it_is_decided(told: Told) -> None:
+    settings = told.settings("hook", at_least="info")
+    case_id, left = told.case("a"), told.case("b", kind="stalled")
+    told.world.control("UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'ann', why = 'w',"
+                       " decided_at = now() WHERE case_id = %s", (left,))  # fmt: skip
+    told.deliver(settings)
+    told.opened(left, "100 hours")
+    told.opened(case_id, "3 hours 59 minutes")
+    assert told.deliver(settings) == Counts()
+    told.opened(case_id, "4 hours 1 minute")
+    assert told.deliver(settings, times=2) == Counts()
+    told.opened(case_id, "25 hours")
+    told.deliver(settings, times=2)
+    assert [(one["key"], one["severity"]) for one in told.hook.taken[2:]] == [
+        (f"case/{case_id}/escalated/1", "critical"), (f"case/{case_id}/escalated/2", "critical"),
+    ]  # fmt: skip
+    told.close("a")
+    told.opened(case_id, "1000 hours")
+    told.deliver(settings, times=2)
+    assert keys(told.hook.taken[4:]) == [f"case/{case_id}/closed"]
+
+
+def test_after_a_long_silence_only_the_newest_step_is_told_and_a_case_that_came_back_waits_anew(told: Told) -> None:
+    settings = told.settings("hook", escalate={"warning": ["1h", "2h", "3h"]})
+    case_id = told.case("a")
+    told.deliver(settings)
+    told.opened(case_id, "10 hours")
+    told.deliver(settings)
+    assert keys(told.hook.taken)[1:] == [f"case/{case_id}/escalated/3"]
+    told.world.control("UPDATE case_file SET reopened = 1")
+    told.world.control("INSERT INTO alert (case_id, dedup_key, severity, title, body)"
+                       " VALUES (%s, 'case/' || %s || '/reopened/1', 'warning', 'T', 'B')", (case_id, case_id))  # fmt: skip
+    told.deliver(settings, times=2)
+    told.world.control("UPDATE alert SET created_at = now() - interval '61 minutes' WHERE dedup_key LIKE '%%reopened/1'")
+    told.deliver(settings)
+    told.close("a")
+    told.deliver(settings)
+    again = f"case/{case_id}/reopened/1"
+    assert keys(told.hook.taken)[2:] == [again, f"{again}/escalated/1", f"{again}/closed"]
+
+
+def test_the_closing_alert_goes_to_those_who_were_told_that_it_began_and_to_nobody_else(told: Told) -> None:
+    settings = told.settings("desk", "hook")
+    told.hook.answers = 503
+    case_id = told.case("a")
+    told.deliver(settings)
+    told.hook.answers = 200
+    told.close("a")
+    told.due_now()
+    told.deliver(settings, times=2)
+    assert keys(told.desk.taken) == [f"case/{case_id}", f"case/{case_id}/closed"]
+    assert told.hook.taken == [], "it was over before the webhook was told that it began"
+
+
+def test_what_is_over_before_anybody_was_told_is_not_told_unless_it_is_critical(told: Told) -> None:
+    settings = told.settings("desk", "hook")
+    told.case("a"), told.case("b", severity="critical", kind="mass_loss")
+    told.close("a", "b")
+    told.desk.answers = 503
+    counts = told.deliver(settings)
+    assert counts["spared"] == 2
+    assert told.world.control("SELECT dedup_key, ended FROM alert WHERE ended IS NOT NULL ORDER BY 1") == [
+        ("case/1", "spared"), ("case/1/closed", "spared"),
+    ]  # fmt: skip
+    told.desk.answers = 200
+    told.deliver(settings, times=2)
+    assert keys(told.hook.taken) == ["case/2", "case/2/closed"]
+    told.deliver(settings)
+    assert keys(told.desk.taken) == ["case/2", "case/2/closed"]
+
+
+def test_the_duty_fails_while_no_channel_takes_what_waits_and_succeeds_when_one_does(told: Told) -> None:
+    settings = told.settings("desk", "hook")
+    told.hook.answers, told.desk.answers = 500, "close"
+    told.case("a")
+    for _ in range(4):  # also while it waits for its next try
+        with pytest.raises(AlertsUndelivered, match="1 alerts wait, and no channel takes them") as raised:
+            run_once(settings, Connections())
+    assert "hook: HTTP 500" in raised.value.what
+    assert told.world.control("SELECT DISTINCT state FROM run WHERE duty = 'deliver_alerts'") == [("failed",)]
+    told.desk.answers = 200
+    told.due_now()
+    assert run_once(settings, Connections())["told"] == 1
+
+
+def test_without_a_channel_the_duty_fails_once_there_is_something_to_tell_unless_none_is_wanted(told: Told) -> None:
+    assert run_once(told.settings(), Connections()) == Counts()
+    told.case("a")
+    with pytest.raises(AlertsUndelivered, match="no channel is configured"):
+        run_once(told.settings(), Connections())
+    assert run_once(told.settings(none_wanted=True), Connections()) == Counts()
+    assert run_once(told.settings("hook"), Connections())["told"] == 1, "what waited is told by the first channel"
+
+
+def test_a_channel_whose_url_nobody_knows_is_a_channel_that_does_not_work(told: Told) -> None:
+    settings = told.settings("hook")
+    told.monkeypatch.delenv("ALERTS_HOOK")
+    told.case("a")
+    with pytest.raises(AlertsUndelivered, match="its URL is not known here"):
+        run_once(settings, Connections())
+
+
+def test_neither_the_log_nor_the_tables_nor_the_error_hold_a_url_or_what_the_other_side_said(
+    told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    settings = told.settings("json", "hook")
+    told.json.answers = told.hook.answers = 500
+    told.case("a")
+    with pytest.raises(AlertsUndelivered) as raised:
+        run_once(settings, Connections())
+    rows = [str(told.world.control(f"SELECT * FROM {table}")) for table in ("alert", "alert_delivery", "alert_channel", "run")]
+    assert "did not take a message (HTTP 500)" in caplog.text
+    for text in (caplog.text, str(raised.value), *rows):
+        assert SECRET not in text
+        assert told.json.address not in text
+
+
+def test_ids_can_neither_add_a_header_nor_markup_nor_call_everybody(told: Told) -> None:
+    settings = told.settings("mail", "json", "hook")
+    told.case("a", topic="x\r\nBcc: all@example.com\n\n<b>@everyone</b>\u202e")
+    told.deliver(settings)
+    (message,) = told.mail.messages
+    assert message["Bcc"] is None
+    assert told.mail.recipients == [["oncall@example.com"]]
+    (subject,) = told.mail.subjects()
+    assert r"x\r\nBcc: all@example.com\n\n<b>@ everyone</b>\u202e" in subject
+    assert told.hook.taken[0]["text"].isprintable()
+
+
+def test_an_alert_that_no_channel_wants_is_put_aside_and_fails_nothing(told: Told) -> None:
+    told.case("a", severity="info")
+    assert run_once(told.settings("hook"), Connections()) == Counts(unrouted=1)
+    assert run_once(told.settings("hook", at_least="info"), Connections()) == Counts()
+
+
+@pytest.mark.parametrize(("url", "why"), [
+    ("syslog://", "does not reach anybody"), ("dbus://", "does not reach anybody"), ("windows://", "does not reach anybody"),
+    ("rsyslog://127.0.0.1", "does not reach anybody"), ("nosuch://x", "no service"), ("file:///etc/passwd", "no service"),
+    ("mailto://127.0.0.1/?from=a@example.com&to=b@example.com,c@example.com", "2 targets"),
+    ("mailto://127.0.0.1/?from=a@example.com&to=b@example.com&cc=c@example.com", "copies"),
+    ("json://127.0.0.1/?optional=yes", "not for the URL"), ("json://127.0.0.1/?redirect=yes", "not for the URL"),
+    ("json://127.0.0.1/?retry=3", "not for the URL"), ("slack://x", "cannot read it"),
+])  # fmt: skip
+def test_a_url_that_could_not_tell_anybody_or_not_say_so_is_refused(url: str, why: str) -> None:
+    from backstop.alerts.send_child import apprise
+
+    refused = apprise({"url": url, "timeout": 1.0})
+    assert isinstance(refused, str)
+    assert why in refused
+
+
+def test_no_plugin_of_the_installed_apprise_that_speaks_to_this_machine_is_let_through() -> None:
+    from apprise.manager_plugins import NotificationManager
+
+    from backstop.alerts.send_child import LOCAL
+
+    local = {
+        scheme
+        for plugin in NotificationManager().plugins(include_disabled=True)
+        for names in (plugin.protocol, plugin.secure_protocol)
+        for scheme in ([names] if isinstance(names, str) else names or [])
+        if any("{" not in template.replace("{schema}", "") for template in plugin.templates)
+    }
+    assert local == LOCAL
