@@ -22,7 +22,14 @@ HEAD, TAIL = 8_192, 2_048
 TEMPLATE = 1_500
 """Characters that a template keeps; longer ones keep their beginning and their end."""
 EMPTY = "(no text)"
+BETWEEN = " || "
+"""Stands between the broker's words and the consumer's."""
 _CONTROL = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff\ue000-\ue009]")
+_LEFT = re.compile(
+    r"[0-9]{8,}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{0,12}"
+    r"|[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]{1,2000}\.[A-Za-z0-9][A-Za-z0-9.\-]{0,200}"
+)
+"""What must not be in a template, whatever stood around it: templates are kept and shown for longer than letters."""
 _JSON_START = re.compile(r"[{\[](?=\s{0,20}[\"'{\[}\]])")
 _SAYS_WHAT = ("error", "code", "error_code", "errorCode", "type", "reason", "status", "title", "error_description", "__type")
 _TEXT = ("message", "msg", "detail", "description")
@@ -38,6 +45,20 @@ class Shape(NamedTuple):
 def fingerprint(text: str) -> Shape:
     """Any text at all: NUL, lone surrogates and control characters do no harm, and only HEAD + TAIL of it are read."""
     return _shape(bound(text))
+
+
+def shape_of(cause: str, error: str) -> Shape:
+    """Of what the broker and the consumer said together."""
+    if not (cause and error):
+        return fingerprint(cause or error)
+    template = _cut(fingerprint(cause).template + BETWEEN + fingerprint(error).template)
+    return Shape(template, name_of(template))
+
+
+def parts_of(template: str) -> tuple[str, str]:
+    """A template's part of the broker and that of the consumer."""
+    cause, _, error = template.partition(BETWEEN)
+    return cause, error
 
 
 def name_of(template: str, mark: str = "") -> str:
@@ -56,11 +77,12 @@ def bound(text: str) -> str:
 @lru_cache(maxsize=16_384)
 def _shape(text: str) -> Shape:
     parts = shorten(_take_json(_CONTROL.sub(" ", text)))
-    template = mask_line(parts)
-    if len(template) > TEMPLATE:
-        template = f"{template[: TEMPLATE - 400]} ... {template[-390:]}"
-    template = template or EMPTY
+    template = _cut(_LEFT.sub(SLOT, mask_line(parts))) or EMPTY
     return Shape(template, name_of(template))
+
+
+def _cut(template: str) -> str:
+    return template if len(template) <= TEMPLATE else f"{template[: TEMPLATE - 400]} ... {template[-390:]}"
 
 
 def _take_json(text: str) -> str:

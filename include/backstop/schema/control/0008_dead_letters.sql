@@ -96,6 +96,7 @@ CREATE INDEX dead_letter_message ON dead_letter (topic, message_id);
 CREATE INDEX dead_letter_open ON dead_letter (cause_id, topic, consumer_group) WHERE state = 'open';
 CREATE INDEX dead_letter_replaying ON dead_letter (topic, message_id, send_number) WHERE state = 'replaying';
 CREATE INDEX dead_letter_case ON dead_letter (case_id) WHERE case_id IS NOT NULL;
+CREATE INDEX dead_letter_unclosed ON dead_letter (dead_letter_id) WHERE state = 'open';
 
 CREATE TABLE dead_letter_aside (
     dead_letter_id bigint PRIMARY KEY REFERENCES dead_letter ON DELETE CASCADE,
@@ -112,6 +113,7 @@ CREATE TABLE staged_letter (
     template       text    NOT NULL,
     rule_category  text    NOT NULL,
     category       text    NOT NULL,
+    classified_by  text    NOT NULL,
     PRIMARY KEY (run_id, stage, dead_letter_id)
 );
 COMMENT ON COLUMN staged_letter.rule_category IS 'what the rules say of the text; category: after the log was asked';

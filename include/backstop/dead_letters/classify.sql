@@ -1,0 +1,150 @@
+-- Named queries on the control database: classifying dead letters, and promoting their causes.
+
+-- name: to_classify: open letters that these rules have not classified, in a range of ids
+SELECT d.dead_letter_id, d.topic, d.message_id, d.consumer_group, d.cause_text, d.error, d.invalid
+FROM dead_letter d
+WHERE d.state = 'open' AND d.dead_letter_id > %(after)s
+    AND (%(until)s::bigint IS NULL OR d.dead_letter_id <= %(until)s::bigint)
+    AND (d.cause_id IS NULL OR d.classified_by IS DISTINCT FROM %(version)s)
+    AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
+ORDER BY d.dead_letter_id
+LIMIT %(limit)s;
+
+-- name: bounds: the last id of each range of letters to classify
+SELECT max(n.dead_letter_id)
+FROM (
+    SELECT d.dead_letter_id, row_number() OVER (ORDER BY d.dead_letter_id) - 1 AS place
+    FROM dead_letter d
+    WHERE d.state = 'open' AND (d.cause_id IS NULL OR d.classified_by IS DISTINCT FROM %(version)s)
+        AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
+) AS n
+GROUP BY n.place / %(size)s
+ORDER BY 1;
+
+-- name: open_incoming: rows on their way to the staging table
+CREATE TEMP TABLE incoming_letter (LIKE staged_letter) ON COMMIT DROP;
+
+-- name: copy_incoming: they come as CSV
+COPY incoming_letter (run_id, stage, dead_letter_id, fingerprint, template, rule_category, category, classified_by)
+FROM STDIN WITH (FORMAT csv);
+
+-- name: keep_incoming: a task that runs twice stages the same
+INSERT INTO staged_letter (run_id, stage, dead_letter_id, fingerprint, template, rule_category, category, classified_by)
+SELECT run_id, stage, dead_letter_id, fingerprint, template, rule_category, category, classified_by FROM incoming_letter
+ON CONFLICT DO NOTHING;
+
+-- name: read: what a run looked at, for the audit
+INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, detail)
+VALUES (%(run_id)s, %(stage)s, %(subject)s, %(rows)s, %(complete)s, %(detail)s)
+ON CONFLICT (run_id, stage, subject) DO UPDATE SET
+    rows_read = EXCLUDED.rows_read, complete = EXCLUDED.complete, detail = EXCLUDED.detail;
+
+-- name: kept_patterns: templates with a place for words, the oldest first
+SELECT template FROM cause WHERE strpos(template, '<name>') > 0 OR strpos(template, '<any>') > 0 ORDER BY cause_id;
+
+-- name: plain_causes: templates of causes that were seen last
+SELECT template, category FROM cause ORDER BY last_seen_at DESC, cause_id DESC LIMIT %(limit)s;
+
+-- name: staged_templates: the commonest first
+SELECT template, rule_category FROM staged_letter
+WHERE run_id = %(run_id)s AND stage = %(stage)s
+GROUP BY template, rule_category
+ORDER BY count(*) DESC, template, rule_category
+LIMIT %(limit)s;
+
+-- name: restage: letters whose template fits a pattern are of its cause
+UPDATE staged_letter s SET template = w.pattern, fingerprint = w.name
+FROM unnest(%(templates)s::text[], %(said)s::text[], %(patterns)s::text[], %(names)s::text[])
+    AS w (template, said, pattern, name)
+WHERE s.run_id = %(run_id)s AND s.stage = %(stage)s AND s.template = w.template AND s.rule_category = w.said;
+
+-- name: move_letters: open letters of older causes that a new pattern takes in, but for those in a case
+INSERT INTO staged_letter (run_id, stage, dead_letter_id, fingerprint, template, rule_category, category, classified_by)
+SELECT %(run_id)s, %(stage)s, d.dead_letter_id, w.name, w.pattern, c.category, d.category, d.classified_by
+FROM unnest(%(templates)s::text[], %(said)s::text[], %(patterns)s::text[], %(names)s::text[])
+    AS w (template, said, pattern, name)
+JOIN cause c ON c.template = w.template AND c.category = w.said
+JOIN dead_letter d ON d.cause_id = c.cause_id
+WHERE d.state = 'open' AND d.case_id IS NULL AND d.classified_by = %(version)s
+ON CONFLICT DO NOTHING;
+
+-- name: forget_staged: what no run will promote any more; a failed run's staging is kept as evidence for a day
+DELETE FROM staged_letter s USING run r
+WHERE r.run_id = s.run_id AND (s.stage <> r.stage OR r.finished_at < clock_timestamp() - interval '1 day');
+
+-- name: next_batch: staged letters in order of their ids, each held until the transaction ends; what it is now, and when it died
+SELECT s.dead_letter_id, s.fingerprint, s.template, s.rule_category, s.category, s.classified_by,
+    d.state, d.cause_id, d.category, d.classified_by, coalesce(d.died_at, d.drained_at)
+FROM run r
+JOIN staged_letter s ON s.run_id = r.run_id AND s.stage = r.stage
+JOIN dead_letter d ON d.dead_letter_id = s.dead_letter_id
+WHERE r.run_id = %(run_id)s AND s.dead_letter_id > %(after)s
+ORDER BY s.dead_letter_id
+LIMIT %(limit)s
+FOR UPDATE OF d;
+
+-- name: hold_causes: those that will change, in one order for everybody
+SELECT cause_id FROM cause
+WHERE fingerprint = ANY (%(fingerprints)s) OR cause_id = ANY (%(causes)s)
+ORDER BY cause_id
+FOR UPDATE;
+
+-- name: keep_causes: new ones are made, known ones take the rules' present category
+INSERT INTO cause AS c (fingerprint, template, category, first_seen_at, last_seen_at)
+SELECT w.fingerprint, w.template, w.category, w.first_seen_at, w.last_seen_at
+FROM unnest(%(fingerprints)s::text[], %(templates)s::text[], %(categories)s::text[], %(firsts)s::timestamptz[],
+    %(lasts)s::timestamptz[]) AS w (fingerprint, template, category, first_seen_at, last_seen_at)
+ORDER BY w.fingerprint
+ON CONFLICT (fingerprint) DO UPDATE SET
+    category = EXCLUDED.category,
+    first_seen_at = least(c.first_seen_at, EXCLUDED.first_seen_at),
+    last_seen_at = greatest(c.last_seen_at, EXCLUDED.last_seen_at)
+RETURNING cause_id, fingerprint, xmax = 0 AS is_new;
+
+-- name: move: letters to their causes; one that stays what it was only learns by which rules
+UPDATE dead_letter d SET
+    cause_id = w.cause_id, category = w.category, classified_by = w.classified_by,
+    classified_at = CASE WHEN d.cause_id = w.cause_id AND d.category = w.category THEN d.classified_at
+                         ELSE clock_timestamp() END
+FROM unnest(%(letters)s::bigint[], %(causes)s::bigint[], %(categories)s::text[], %(versions)s::text[])
+    AS w (dead_letter_id, cause_id, category, classified_by)
+WHERE d.dead_letter_id = w.dead_letter_id AND d.state = 'open';
+
+-- name: count: letters that came to a cause and that left it, and its first few as examples
+UPDATE cause c SET
+    dead_letters = c.dead_letters + w.came - w.went,
+    examples = (
+        SELECT coalesce(array_agg(e.id ORDER BY e.id), '{}')
+        FROM (
+            SELECT DISTINCT one.id FROM unnest(c.examples || (
+                SELECT coalesce(array_agg(i.letter), '{}')
+                FROM unnest(%(to_causes)s::bigint[], %(letters)s::bigint[]) AS i (cause_id, letter)
+                WHERE i.cause_id = c.cause_id)) AS one (id)
+            WHERE NOT EXISTS (
+                SELECT 1 FROM unnest(%(from_causes)s::bigint[], %(letters)s::bigint[]) AS o (cause_id, letter)
+                WHERE o.cause_id = c.cause_id AND o.letter = one.id)
+            ORDER BY one.id LIMIT %(examples)s
+        ) AS e)
+FROM unnest(%(counted)s::bigint[], %(came)s::bigint[], %(went)s::bigint[]) AS w (cause_id, came, went)
+WHERE c.cause_id = w.cause_id;
+
+-- name: trial: what open letters are by the rules that were in force, page by page
+SELECT d.dead_letter_id, d.topic, d.message_id, d.consumer_group, d.cause_text, d.error, d.invalid, d.category
+FROM dead_letter d
+WHERE d.state = 'open' AND d.dead_letter_id > %(after)s
+    AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
+ORDER BY d.dead_letter_id
+LIMIT %(limit)s;
+
+-- name: causes: what letters died of, the most open ones first
+SELECT c.cause_id, c.category, c.template, c.fingerprint, c.dead_letters,
+    coalesce(o.open, 0) AS open, c.first_seen_at, c.last_seen_at, c.examples
+FROM cause c
+LEFT JOIN (
+    SELECT d.cause_id, count(*) AS open FROM dead_letter d
+    WHERE d.state = 'open' AND d.cause_id IS NOT NULL AND (%(topic)s::text IS NULL OR d.topic = %(topic)s)
+    GROUP BY d.cause_id
+) AS o USING (cause_id)
+WHERE (%(category)s::text IS NULL OR c.category = %(category)s) AND (%(all)s OR o.open > 0)
+ORDER BY coalesce(o.open, 0) DESC, c.dead_letters DESC, c.cause_id
+LIMIT %(limit)s;

@@ -1,0 +1,63 @@
+-- What classify staged, before a letter is given its cause.
+
+-- name: letters_exist_and_are_open: every letter staged is stored, and was open when the run began
+SELECT s.dead_letter_id
+FROM {batch} AS run
+JOIN staged_letter AS s USING (run_id, stage)
+LEFT JOIN dead_letter AS d USING (dead_letter_id)
+WHERE d.dead_letter_id IS NULL
+   OR (d.state <> 'open' AND coalesce(d.closed_at, d.decided_at) < run.started_at);
+
+-- name: categories_known: every category is one of the rules'; only the log makes already_confirmed
+SELECT s.dead_letter_id, s.rule_category, s.category
+FROM {batch} AS run
+JOIN staged_letter AS s USING (run_id, stage)
+WHERE s.category NOT IN ('duplicate_suppressed', 'already_confirmed', 'busy_exhausted', 'expired', 'transient', 'poison',
+                         'conflict', 'unknown')
+   OR s.rule_category NOT IN ('duplicate_suppressed', 'busy_exhausted', 'expired', 'transient', 'poison', 'conflict', 'unknown');
+
+-- name: one_cause_one_template: a fingerprint stands for one template and one category
+SELECT s.fingerprint
+FROM {batch} AS run
+JOIN staged_letter AS s USING (run_id, stage)
+GROUP BY s.fingerprint
+HAVING count(DISTINCT s.template) > 1 OR count(DISTINCT s.rule_category) > 1;
+
+-- name: templates_hold_no_ids: no template has an id, a long number or an address of a person in it
+SELECT s.dead_letter_id
+FROM {batch} AS run
+JOIN staged_letter AS s USING (run_id, stage)
+WHERE s.template = '' OR s.fingerprint = ''
+   OR s.template ~ repeat('[0-9]', 8)
+   OR s.template ~ (repeat('[0-9a-fA-F]', 8) || repeat('-' || repeat('[0-9a-fA-F]', 4), 3) || '-')
+   OR s.template ~ '[A-Za-z0-9._+-]@[A-Za-z0-9-]+[.][A-Za-z0-9]';
+
+-- name: letters_conserved: the letters looked at and those that moved with a pattern are as many as were staged or wait
+SELECT run.run_id
+FROM {batch} AS run
+JOIN (
+    SELECT r.run_id, r.stage,
+        sum(CASE WHEN r.subject = 'letters waiting' THEN -r.rows_read ELSE r.rows_read END) AS staged
+    FROM staged_read AS r
+    WHERE r.subject IN ('letters looked at', 'letters waiting', 'letters moved')
+    GROUP BY r.run_id, r.stage
+) AS said USING (run_id, stage)
+WHERE said.staged <> (
+    SELECT count(*) FROM staged_letter AS s WHERE s.run_id = run.run_id AND s.stage = run.stage);
+
+-- name: staging_is_whole: what was staged was also counted
+SELECT DISTINCT s.run_id
+FROM {batch} AS run
+JOIN staged_letter AS s USING (run_id, stage)
+WHERE NOT EXISTS (
+    SELECT 1 FROM staged_read AS r
+    WHERE r.run_id = s.run_id AND r.stage = s.stage AND r.subject = 'letters looked at');
+
+-- name: causes_count_their_letters: a cause counts as many letters as have it
+SELECT c.cause_id
+FROM {batch} AS run
+JOIN cause AS c ON true
+LEFT JOIN (
+    SELECT d.cause_id, count(*) AS letters FROM dead_letter AS d WHERE d.cause_id IS NOT NULL GROUP BY d.cause_id
+) AS counted ON counted.cause_id = c.cause_id
+WHERE c.dead_letters <> coalesce(counted.letters, 0);
