@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from cryptography import x509
@@ -505,3 +506,76 @@ def test_no_plugin_of_the_installed_apprise_that_speaks_to_this_machine_is_let_t
         if any("{" not in template.replace("{schema}", "") for template in plugin.templates)
     }
     assert local == LOCAL
+
+
+# The command line, the checks, the watch.
+
+
+def says(*arguments: str) -> int:
+    from backstop.cli.app import run_app
+
+    return run_app(list(arguments))
+
+
+def test_the_command_line_lists_delivers_and_tries_the_channels(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    told.settings("hook", "desk")
+    told.desk.answers = 503
+    assert says("alerts", "list") == 0
+    assert "No alert yet." in capsys.readouterr().out
+    case_id = told.case("a")
+    assert says("alerts", "deliver") == 0
+    assert "told 1" in capsys.readouterr().out
+    assert says("alerts", "list", "--json") == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["key"], listed["channels"]) == (f"case/{case_id}", {"hook": "told", "desk": "1 tries: HTTP 503"})
+    assert says("alerts", "list", "--undelivered") == 0
+    assert "Nothing waits." in capsys.readouterr().out
+    assert says("alerts", "test") == 3
+    assert capsys.readouterr().out.splitlines() == ["ok  hook: took it", "BAD desk: HTTP 503"]
+    assert keys(told.hook.taken) == [f"case/{case_id}", "test/hook"]
+    assert told.world.control("SELECT count(*) FROM alert") == [(1,)], "a test is no alert"
+    assert says("alerts", "test", "--channel", "nobody") == 2
+    told.hook.answers = 503
+    told.case("b", kind="stalled")
+    assert says("alerts", "deliver") == 3
+    assert SECRET not in "".join(capsys.readouterr())
+
+
+def test_the_check_says_of_each_channel_whether_it_could_be_used_and_sends_nothing(told: Told) -> None:
+    from backstop.alerts.check import check_channels
+
+    settings = told.settings("json", "hook", "mail")
+    told.url("MAIL", f"mailto://user:{SECRET}@")
+    found = {one.subject: (one.good, one.says) for one in check_channels(settings, Connections())}
+    assert found == {
+        "channel json": (True, "takes warning and above"), "channel hook": (True, "takes warning and above"),
+        "channel mail": (False, "cannot be used: Apprise cannot read it"),
+    }  # fmt: skip
+    assert told.json.asked == told.hook.asked == 0
+
+
+def test_a_url_keeps_its_own_quoting_in_the_extra_field_of_an_airflow_connection(told: Told) -> None:
+    settings = told.settings("json")
+    carried = quote(f"json://{told.json.address}/a%2Fb/?method=POST", safe="")
+    told.url("JSON", f"generic://?url={carried}")
+    told.case("a")
+    assert told.deliver(settings) == Counts(told=1, messages=1)
+
+
+def test_with_channels_the_watch_expects_deliver_alerts_to_succeed(told: Told) -> None:
+    from backstop.health.duties import overdue, read_duties
+
+    settings = told.settings("hook")
+    told.world.control("INSERT INTO run (duty, scope, token, policy_version, code_version, started_at, finished_at, state)"
+                       " VALUES ('reconcile', '*', gen_random_uuid(), '', '', now() - interval '16 minutes',"
+                       " now() - interval '16 minutes', 'done')")  # fmt: skip
+
+    def late(settings: Settings) -> set[str]:
+        with told.world.conn, told.world.conn.cursor() as cursor:
+            standings, installed, now = read_duties(cursor)
+        return {one.topic for one in overdue(settings, standings, installed, now) if one.finding is not None}
+
+    assert late(settings) == {"deliver_alerts"}
+    run_once(settings, Connections())
+    assert late(settings) == set()
+    assert late(told.settings()) == set()

@@ -73,6 +73,14 @@ def _counted(news: list[Due]) -> list[str]:
     return lines
 
 
+def as_test(channel: str) -> dict[str, Any]:
+    """What a person sends to see whether a channel works."""
+    body = f"Sent by `backstop alerts test` to the channel {channel}. Nothing has happened"
+    title = "Test of Backstop's alerts"
+    # As the closing of a story that never began: nobody is called in the night by it.
+    return {**_one(Due(0, f"test/{channel}", f"test/{channel}", True, "info", title, body)), "title": title}
+
+
 def as_failure(duty: str, severity: str, title: str, text: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The same for what could not be stored first, because the control database is away."""
     alert = Due(0, f"duty/{duty}/failed", f"duty/{duty}", False, severity, title, text, facts)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from backstop.cli import cases, check, context, erase, metrics, migrate, pause, prove, restore, run, runs, schema, where
+from backstop.cli import alerts, cases, check, context, erase, metrics, migrate, pause, prove, restore, run, runs, schema, where
 from backstop.cli.out import printable
 from backstop.errors import BackstopError
 
@@ -29,6 +29,7 @@ app.command("where")(where.where)
 app.command("prove")(prove.prove)
 app.command("metrics")(metrics.metrics)
 app.add_typer(cases.app, name="cases")
+app.add_typer(alerts.app, name="alerts")
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)
 app.command("erase")(erase.erase)

@@ -45,6 +45,7 @@ def _print(finding: Finding) -> None:
 
 def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> Iterator[Finding]:
     """Every finding, one after the other; what does not answer is a finding, not an error."""
+    from backstop.alerts.check import check_channels
     from backstop.brokers.protocol import Finding
     from backstop.errors import BackstopError
     from backstop.sweep.check_redis import check_leases
@@ -92,6 +93,8 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
                 )
         say("leases")
         yield from check_leases(settings, known)
+        say("channels")
+        yield from check_channels(settings, known)
     finally:
         if conn is not None:
             control.__exit__(None, None, None)

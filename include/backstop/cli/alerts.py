@@ -1,0 +1,76 @@
+"""`backstop alerts`: what people were told, telling what waits, and trying the channels."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from backstop.cli import context, out
+
+app = typer.Typer(help="What people are told: list, deliver, test.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_them(
+    undelivered: Annotated[
+        bool, typer.Option("--undelivered", help="Only what nobody was told of and somebody should be.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1)] = 50,
+    as_json: out.Json = False,
+) -> None:
+    """List alerts, the newest first, and which channel was told."""
+    from backstop.alerts.look import list_alerts
+
+    with context.control(context.load_settings(), context.connections()) as conn:
+        alerts = list_alerts(conn, undelivered=undelivered, limit=limit)
+    if as_json:
+        out.document(alerts)
+    elif not alerts:
+        out.line("Nothing waits." if undelivered else "No alert yet.")
+    else:
+        out.table(
+            ["alert", "at", "severity", "title", "told", "channels"],
+            [[a.alert_id, a.created_at, a.severity, a.title, a.delivered_at or a.ended,
+              ", ".join(f"{name}: {state}" for name, state in sorted(a.channels.items()))] for a in alerts],
+        )  # fmt: skip
+
+
+@app.command("deliver")
+def deliver_now(as_json: out.Json = False) -> None:
+    """Tell what waits, as the DAG deliver_alerts does. Ends with 3 when alerts wait and no channel takes them."""
+    from backstop.alerts.run_once import run_once
+
+    with out.progress("telling"):
+        counts = run_once(context.load_settings(), context.connections())
+    if as_json:
+        out.document({"counts": counts})
+    else:
+        out.line(f"alerts: {counts}")
+
+
+@app.command("test")
+def test_channels(
+    channel: Annotated[list[str] | None, typer.Option("--channel", help="Only this channel; may be repeated.")] = None,
+    as_json: out.Json = False,
+) -> None:
+    """Send one test message to each channel. Ends with 3 when one did not take it."""
+    from backstop.alerts.check import send_test
+    from backstop.errors import ConfigurationError
+
+    settings, known = context.load_settings(), context.connections()
+    channels = settings.channels()
+    if unknown := sorted(set(channel or ()) - set(channels)) or not channels:
+        raise ConfigurationError(
+            f"There is no channel {', '.join(unknown)}." if isinstance(unknown, list) else "There is no channel.",
+            kept="Nothing was sent.", next_step="Write it under `alerts.channels` in backstop.yaml.",
+        )  # fmt: skip
+    became: dict[str, str | None] = {}
+    for name, error in send_test(settings, known, channel or list(channels)):
+        became[name] = error
+        if not as_json:
+            out.line(f"{'ok ' if error is None else 'BAD'} {name}: {error or 'took it'}", None if error is None else "red")
+    if as_json:
+        out.document(became)
+    if any(became.values()):
+        raise typer.Exit(3)
