@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from backstop.brokers.protocol import Received, Subscription
+from backstop.brokers.protocol import LETTER_PAGE_BYTES, DeadLetter, DeadLetterReader, Receipt, Received, Subscription
 from backstop.errors import BrokerUnavailable
 from backstop.records import ID_HEADER, Message, Outcome
 from contract.conftest import DELIVERY_LIMIT, SEND_TIMEOUT, VISIBILITY, UnderTest
@@ -885,3 +886,153 @@ class TestDeadLetters:
 
     def test_a_group_without_dead_letters_has_none(self, adapter: UnderTest, group: str) -> None:
         assert list(adapter.broker.dead_letters(group)) == []
+
+
+class TestDrainingDeadLetters:
+    """Dead letters handed out whole, and gone once they are acknowledged. A queue may hold other topics' letters too."""
+
+    def die(self, adapter: UnderTest, topic: str, group: str, sent: list[Message]) -> list[Receipt]:
+        """Publishes these, and lets each of them fail in this group until it is dead."""
+        before = len(self.refs(adapter, topic, group))
+        receipts = adapter.broker.publish(sent)
+        assert [receipt.outcome for receipt in receipts] == [Outcome.SENT] * len(sent)
+        subscription = adapter.subscribe(group, [topic], "dying")
+        deadline = time.monotonic() + 30
+        while len(self.refs(adapter, topic, group)) < before + len(sent) and time.monotonic() < deadline:
+            for got in subscription.fetch(100, SHORT):
+                subscription.hand_back(got, after=NOTHING, counts=True, error="ValueError: “x” is no number")
+        subscription.close()
+        assert len(self.refs(adapter, topic, group)) == before + len(sent)
+        return receipts
+
+    def refs(self, adapter: UnderTest, topic: str, group: str) -> list[str | None]:
+        return [letter.message_id for letter in adapter.broker.dead_letters(group) if letter.topic == topic]
+
+    def open(self, adapter: UnderTest, topic: str, group: str) -> DeadLetterReader:
+        """The queue in which the letters of this topic and group are; they are there."""
+        for queue in adapter.broker.dead_letter_queues([group]):
+            reader = adapter.another().open_dead_letters(queue)
+            letters = reader.read(100)
+            reader.close()
+            if any((letter.topic, letter.group) == (topic, group) for letter in letters):
+                return adapter.another().open_dead_letters(queue)
+        raise AssertionError("no queue has them")
+
+    def rest(self, reader: DeadLetterReader, topic: str, limit: int = 100) -> list[DeadLetter]:
+        found = []
+        while page := reader.read(limit):
+            assert len(page) <= limit
+            found += [letter for letter in page if letter.topic == topic]
+        return found
+
+    def test_a_letter_is_handed_out_whole_and_stays_until_it_is_acknowledged(
+        self, adapter: UnderTest, topic: str, group: str
+    ) -> None:
+        name, content = "überwiesen “1” 注文", bytes(range(256)) * 4
+        headers = {ID_HEADER: name, "x-text": "a\tb “ü”", "x-empty": ""}
+        [receipt] = self.die(adapter, topic, group, [Message(topic, name, content, headers, tag="eu", partition_key="k 1")])
+        with self.open(adapter, topic, group) as reader:
+            [letter] = self.rest(reader, topic)
+        assert (letter.group, letter.topic, letter.message_id, letter.invalid) == (group, topic, name, None)
+        assert (letter.content, letter.tag, letter.partition_key) == (content, "eu", "k 1")
+        assert headers.items() <= json.loads(letter.headers).items()
+        assert letter.broker_id and letter.queue
+        assert letter.died_at is None or abs(datetime.now(UTC) - letter.died_at) < timedelta(minutes=1)
+        assert letter.deliveries in (None, DELIVERY_LIMIT)
+        if adapter.broker.capabilities.has_offsets:
+            assert letter.position == receipt.position
+        if adapter.broker.capabilities.gives_dead_letter_cause:
+            assert letter.cause
+        assert self.refs(adapter, topic, group) == [name]
+        with self.open(adapter, topic, group) as reader:
+            [again] = self.rest(reader, topic)
+            assert (again.broker_id, again.content, again.headers) == (letter.broker_id, content, letter.headers)
+            reader.acknowledge([again])
+            reader.acknowledge([again])
+            assert self.rest(reader, topic) == []
+        assert self.refs(adapter, topic, group) == []
+
+    def test_pages_go_on_behind_what_is_not_yet_acknowledged_until_the_end(
+        self, adapter: UnderTest, topic: str, group: str
+    ) -> None:
+        self.die(adapter, topic, group, messages(topic, 7))
+        with self.open(adapter, topic, group) as reader:
+            first = reader.read(2)
+            others = self.rest(reader, topic, limit=2)
+            found = [*(letter for letter in first if letter.topic == topic), *others]
+            assert [letter.message_id for letter in found] == self.refs(adapter, topic, group), "the oldest first"
+            assert len({letter.broker_id for letter in found}) == 7
+            reader.acknowledge(found[:3])
+        assert self.refs(adapter, topic, group) == [letter.message_id for letter in found[3:]]
+        with self.open(adapter, topic, group) as reader:
+            left = self.rest(reader, topic)
+            assert [letter.message_id for letter in left] == [letter.message_id for letter in found[3:]]
+            reader.acknowledge(left)
+        assert self.refs(adapter, topic, group) == []
+
+    def test_two_readers_lose_nothing_between_them(self, adapter: UnderTest, topic: str, group: str) -> None:
+        self.die(adapter, topic, group, messages(topic, 6))
+        seen: set[str | None] = set()
+        with self.open(adapter, topic, group) as one, self.open(adapter, topic, group) as two:
+            mine = [letter for letter in one.read(4) if letter.topic == topic]
+            seen |= {letter.message_id for letter in mine}
+            one.acknowledge(mine)
+            one.close()
+            theirs = self.rest(two, topic)
+            seen |= {letter.message_id for letter in theirs}
+            two.acknowledge(theirs)
+        assert seen == {f"m-{i}" for i in range(6)}
+        assert self.refs(adapter, topic, group) == []
+
+    def test_large_letters_come_in_pages_of_bounded_size(self, adapter: UnderTest, topic: str, group: str) -> None:
+        size = LETTER_PAGE_BYTES // 3
+        for number in range(5):
+            self.die(adapter, topic, group, [Message(topic, f"m-{number}", b"%d" % number * size)])
+        sizes, found = [], []
+        with self.open(adapter, topic, group) as reader:
+            while page := reader.read(100):
+                sizes.append(sum(len(letter.content) for letter in page))
+                found += [letter for letter in page if letter.topic == topic]
+            assert max(sizes) <= LETTER_PAGE_BYTES
+            assert {letter.message_id: letter.content for letter in found} == {
+                f"m-{number}": b"%d" % number * size for number in range(5)
+            }
+            reader.acknowledge(found)
+
+    def test_an_entry_that_is_no_message_is_handed_out_with_what_is_wrong(
+        self, adapter: UnderTest, topic: str, group: str
+    ) -> None:
+        adapter.add_unreadable_dead_letter(group, topic)
+        with self.open(adapter, topic, group) as reader:
+            [letter] = self.rest(reader, topic)
+            assert (letter.message_id, letter.content, letter.group) == (None, b"x", group)
+            assert letter.invalid
+            reader.acknowledge([letter])
+        assert self.refs(adapter, topic, group) == []
+
+    def test_each_queue_is_listed_once_and_nothing_for_nobody(
+        self, adapter: UnderTest, topic: str, group: str, name: Name
+    ) -> None:
+        adapter.create_group(name("other"), topic)
+        queues = adapter.broker.dead_letter_queues([group, name("other"), group])
+        assert len(queues) == len(set(queues))
+        assert adapter.broker.dead_letter_queues([]) == []
+
+    def test_a_broker_that_goes_away_before_the_acknowledgement_has_them_still(
+        self, own_adapter: UnderTest, name: Name
+    ) -> None:
+        topic, group = name("topic"), name("group")
+        own_adapter.create_topic(topic, 1)
+        own_adapter.create_group(group, topic)
+        self.die(own_adapter, topic, group, messages(topic, 3))
+        reader = self.open(own_adapter, topic, group)
+        letters = self.rest(reader, topic)
+        assert len(letters) == 3
+        own_adapter.kill()
+        with pytest.raises(BrokerUnavailable):
+            reader.acknowledge(letters)
+        with pytest.raises(BrokerUnavailable):
+            self.open(own_adapter, topic, group)
+        own_adapter.start()
+        with self.open(own_adapter, topic, group) as again:
+            assert [letter.message_id for letter in self.rest(again, topic)] == ["m-0", "m-1", "m-2"]

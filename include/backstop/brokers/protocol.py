@@ -207,13 +207,20 @@ class Broker(Protocol):
     ) -> None: ...
 
 
+LETTERS_IN_HAND = 5_000
+"""So many letters at least a reader hands out without any of them acknowledged."""
+LETTER_PAGE_BYTES = 8 * 1024 * 1024
+"""What the letters of one page hold at most, unless it is a single larger one."""
+
+
 class DeadLetterReader(Protocol):
     """One reader of one dead-letter queue. Not shared between threads. Raises BrokerUnavailable, and loses nothing by it."""
 
     def read(self, limit: int) -> list[DeadLetter]:
         """The next letters that this reader has not handed out, oldest first; empty: it met the end of the queue.
 
-        What is not acknowledged stays in the broker, and another reader gets it again.
+        Bounded by LETTER_PAGE_BYTES too; goes on while LETTERS_IN_HAND are not acknowledged. What is not acknowledged stays
+        in the broker, and another reader gets it again. The end may be the one that the queue had when this was opened.
         """
         ...
 

@@ -13,15 +13,13 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import unquote
 
-from backstop.brokers.protocol import DeadLetter
+from backstop.brokers.protocol import LETTER_PAGE_BYTES, DeadLetter
 from backstop.brokers.redis_streams.exchange import Exchange, Script, unavailable
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.read_letter import Shape, read_letter
 from backstop.errors import ConfigurationError
 
 READ_DEAD_WHOLE = Script.load("read_dead_whole")
-PAGE_BYTES = 8 * 1024 * 1024
-"""Of one page; a single larger letter comes alone."""
 REMOVED_AT_ONCE = 1000
 
 
@@ -82,7 +80,7 @@ class RedisDeadLetters:
         """Fewer than `limit` where they are large, none at the end."""
         if self._end is None:
             return []
-        command = READ_DEAD_WHOLE.call((self._queue,), self._from, self._end, limit, PAGE_BYTES)
+        command = READ_DEAD_WHOLE.call((self._queue,), self._from, self._end, limit, LETTER_PAGE_BYTES)
         [packed] = self._exchange.ask([command], f"reading {self._queue}")
         letters = [read_letter(self._queue, self._topic, self._group, *entry) for entry in _entries(packed)]
         if letters:
