@@ -55,9 +55,12 @@ ALIVE = {"log": log("CONSUMING", lease_expires_at=NOW)}
 
 TABLE: list[tuple[str, dict[str, Any], Decision]] = [
     ("a delivery that a person gave up", {**DISCARDED, "unread": "shard shop_a"}, Discard(DISCARDED["discarded"], "ann")),
-    ("a group whose log says CONSUMED", {**CONSUMED, "category": None, "nameless": "invalid", "stub": None},
+    ("a group whose log says CONSUMED", {**CONSUMED, "category": "poison", "nameless": "invalid", "stub": None, "unread": "x"},
      Discard({"log": "CONSUMED", "consumed_at": (NOW - AGO).isoformat(), "attempts": 5, "owner_host": "web-1",
               "payload_hash": "ab"})),
+    ("CONSUMED, and not classified: it may be a conflict", {**CONSUMED, "category": None}, Wait(SOON, "not_classified")),
+    ("CONSUMED, with another content than the letter's", {**CONSUMED, "category": "conflict", "stub": stub(status="confirmed")},
+     Escalate("conflict")),
     ("a log that breaks its contract", {"log": log("CONSUMED", invalid="no consumed_at")}, Escalate("invalid_log")),
     ("a store that did not answer", {"unread": "store billing_db", "log": None}, Wait(SOON, "unread: store billing_db")),
     ("a lease that is alive, with the skew", ALIVE, Wait(NOW + POLICY.max_clock_skew, "in_progress")),
@@ -111,7 +114,8 @@ def test_each_row_of_the_table_of_decisions(changed: dict[str, Any], decision: D
 def test_the_first_row_that_fits_decides() -> None:
     """Every row's change on top of those of all rows after it still decides as that row says, where the table has an order."""
     order = [
-        (DISCARDED, Discard), (CONSUMED, Discard), ({"unread": "x"}, Wait), (ALIVE, Wait), ({"category": None}, Wait),
+        (DISCARDED, Discard), ({**CONSUMED, "category": "poison"}, Discard), ({"unread": "x"}, Wait), (ALIVE, Wait),
+        ({"category": None}, Wait),
         ({"nameless": "invalid"}, Escalate), ({"stub": None}, Escalate), ({"left": True}, Wait),
         ({"category": "poison"}, Escalate),
         ({"replays": 9}, Escalate), ({"observed": True}, Escalate), ({"route": None}, Escalate), ({"asked": "x"}, Wait),

@@ -203,3 +203,9 @@ WHERE (w.shard, w.topic, w.message_id) = (r.shard, r.topic, r.message_id) AND w.
 SELECT shard, topic, message_id FROM withdrawal
 WHERE case_id = %(case_id)s AND applied_at IS NULL
 ORDER BY shard, topic, message_id;
+
+-- name: add_note: what somebody has to say about a case
+INSERT INTO case_note (case_id, written_by, note) SELECT case_id, %(who)s, %(note)s FROM case_file WHERE case_id = %(case_id)s;
+
+-- name: notes: of one case, the oldest first
+SELECT written_at, written_by, note FROM case_note WHERE case_id = %(case_id)s ORDER BY note_id;

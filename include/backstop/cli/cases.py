@@ -1,14 +1,18 @@
-"""`backstop cases`: what a person must decide, and deciding it."""
+"""`backstop cases`: what a person must decide, deciding it, and what people write about it."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from backstop.cli import context, out
 
-app = typer.Typer(help="What a person must decide: list, show, decide.", no_args_is_help=True)
+app = typer.Typer(help="What a person must decide: list, show, decide, note.", no_args_is_help=True)
 
 CaseId = Annotated[int, typer.Argument(help="The case's number.")]
 
@@ -49,16 +53,19 @@ def show_one(
     """Show one case: why it was opened, its deliveries, what can be decided, what was."""
     from backstop.cases.actions import ACTIONS
     from backstop.cases.look import show
+    from backstop.cases.note import notes_of
 
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
         case, looks = show(conn, case_id, members)
+        notes = notes_of(conn, case_id)
     if as_json:
-        out.document({**_as_document(case), "deliveries": looks})
+        out.document({**_as_document(case), "deliveries": looks, "notes": notes})
         return
     out.line(f"Case {case.case_id} ({case.kind}, {case.severity}, {case.state}): {case.summary}", style="bold")
     out.line(
         f"  opened {out.cell(case.opened_at)} by run {out.cell(case.opened_by_run)}, last seen {out.cell(case.last_seen_at)}"
+        + (f", came back {case.reopened} times" if case.reopened else "")
     )
     for name, value in case.evidence.items():
         if name != "decisions":
@@ -66,6 +73,8 @@ def show_one(
     for entry in case.evidence.get("decisions", []):
         out.line(f"  {entry['at']} {entry['by']} decided to {entry['action']}: {entry['why']}")
         out.line(f"    did: {', '.join(f'{name} {n}' for name, n in entry['did'].items()) or 'nothing else'}")
+    for note in notes:
+        out.line(f"  {out.cell(note.written_at)} {note.written_by} noted: {note.note}")
     if case.state == "open" and case.decision:
         out.line(f"  {case.decided_by} began to {case.decision} and did not finish; deciding again is safe", style="yellow")
     out.line(f"  {case.open_members} of {case.members} deliveries are still open")
@@ -86,6 +95,13 @@ def decide_one(
     by: Annotated[str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")] = None,
     more: Annotated[int, typer.Option("--more", min=1, max=100, help="For raise: how many more sends.")] = 1,
     message: Annotated[list[str] | None, typer.Option("--message", help="Only this message id; may be repeated.")] = None,
+    letter: Annotated[list[int] | None, typer.Option("--letter", help="Only this dead letter; may be repeated.")] = None,
+    sample: Annotated[int | None, typer.Option("--sample", min=1, help="For replay_sample: how many deliveries.")] = None,
+    content_file: Annotated[
+        str | None, typer.Option("--content-file", help="For edit: a file with the new content; - reads it here.")
+    ] = None,
+    content_text: Annotated[str | None, typer.Option("--content-text", help="For edit: the new content as text.")] = None,
+    content_base64: Annotated[str | None, typer.Option("--content-base64", help="For edit: the same in base64.")] = None,
     as_json: out.Json = False,
 ) -> None:
     """Decide a case. The present state is read again first; a decision that does not fit it is refused."""
@@ -95,6 +111,12 @@ def decide_one(
     options: dict[str, Any] = {"more": more}
     if message:
         options["message_ids"] = message
+    if letter:
+        options["letters"] = letter
+    if sample is not None:
+        options["sample"] = sample
+    if (content := _content(content_file, content_text, content_base64)) is not None:
+        options["content"] = content
     with context.control(settings, known) as conn, out.progress(f"case {case_id}: reading the present state"):
         decided = decide(conn, settings, known, case_id, action, by or out.who(), why, options)
     if as_json:
@@ -110,6 +132,41 @@ def decide_one(
         out.line(f"  and {len(decided.left_out) - 20} more")
     if decided.left_out:
         out.line("The case stays open for what was left out.")
+
+
+@app.command("note")
+def note_one(
+    case_id: CaseId,
+    text: Annotated[str, typer.Option("--text", help="What there is to say.")],
+    by: Annotated[str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")] = None,
+) -> None:
+    """Write a note to a case; it is shown with it."""
+    from backstop.cases.note import add_note
+
+    settings = context.load_settings()
+    with context.control(settings, context.connections()) as conn:
+        add_note(conn, case_id, by or out.who(), text)
+    out.line(f"Noted with case {case_id}.")
+
+
+def _content(path: str | None, text: str | None, encoded: str | None) -> bytes | None:
+    from backstop.errors import ConfigurationError
+
+    if sum(given is not None for given in (path, text, encoded)) > 1:
+        raise ConfigurationError("The content is given twice.", kept="Nothing was changed.", next_step="Give it in one way.")
+    if text is not None:
+        return text.encode()
+    try:
+        if encoded is not None:
+            return base64.b64decode(encoded, validate=True)
+        if path is not None:
+            return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except (OSError, binascii.Error) as error:
+        raise ConfigurationError(
+            f"The content cannot be read: {error}.", kept="Nothing was changed.",
+            next_step="Name a file that is there, or give valid base64.",
+        ) from None
+    return None
 
 
 def _as_document(case: Any) -> dict[str, Any]:

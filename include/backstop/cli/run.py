@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from backstop.resend.work import Listing
     from backstop.runs.run import Run
 
-app = typer.Typer(help="Run a duty without Airflow: reconcile, resend, sweep, watch.", no_args_is_help=True)
+app = typer.Typer(help="Run a duty without Airflow: reconcile, resend, sweep, triage, watch and others.", no_args_is_help=True)
 
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="Only this topic; may be repeated.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing outside the run itself; show what would be done.")]
@@ -175,6 +175,41 @@ def retention(
         out.document({"counts": counts, "dry_run": dry_run})
     else:
         out.line(f"retention{' (dry run)' if dry_run else ''}: {counts}")
+
+
+@app.command()
+def triage(
+    topic: Topics = None,
+    dry_run: DryRun = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Run the data checks at each step, as the DAG does.")] = False,
+    docs: Annotated[Path, typer.Option("--docs", help="Where the reports of the data checks go.")] = Path("build/data-docs"),
+    as_json: out.Json = False,
+) -> None:
+    """Drain dead-letter queues, find the causes, discard what is proven done, replay what is safe, ask people; in this process.
+
+    A dry run tells what would become of the letters that are stored already. Ends with 3 when something did not answer: the
+    rest was done.
+    """
+    from backstop.dead_letters.apply import Decided
+    from backstop.dead_letters.run_once import run_duty
+
+    settings, known = context.load_settings(), context.connections()
+    _require_topics(settings.topics, topic)
+    told: list[Decided] = []
+
+    def check(run: Run, suite: str) -> None:
+        from backstop.quality.audit import run_suite
+
+        run_suite(suite, known.url(settings.control), run.run_id, None, docs)
+
+    with out.progress("triage"):
+        counts = run_duty(settings, known, topics=topic, dry_run=dry_run, tell=told.append, audit=check if audit else None)
+    if as_json:
+        out.document({"counts": counts, "dry_run": dry_run, "planned": [str(one) for one in told]})
+        return
+    out.line(f"triage{' (dry run)' if dry_run else ''}: {counts}")
+    for one in told:
+        out.line(f"  {one}")
 
 
 @app.command()

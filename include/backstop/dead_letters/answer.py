@@ -19,15 +19,16 @@ from typing import Any, Protocol
 from backstop.cases.close import close_settled, settle
 from backstop.cases.intend import Decided, Intent, record, refused, require_mine, withdraw_intention
 from backstop.config.connections import Connections
-from backstop.config.settings import Policy, Settings
-from backstop.dead_letters.apply import granted_requests, is_granted, lock, policy_of
-from backstop.dead_letters.decide import LEFT, REASONS, Facts, budget_used, busy_until, cannot_send, proof_of, refused_too_often
+from backstop.config.settings import Settings
+from backstop.dead_letters.apply import granted_requests, is_granted, leave_cases, lock, policy_of
+from backstop.dead_letters.decide import LEFT, Facts, budget_used, is_done, proof_of
 from backstop.dead_letters.edit import replace_content
 from backstop.dead_letters.evidence import Letter, Look, look_at, read_letters
+from backstop.dead_letters.fits_answer import why_not
 from backstop.dead_letters.tell_case import refresh_case
 from backstop.errors import DecisionRefused, StoreUnavailable
 from backstop.named_sql import load
-from backstop.records import Counts, Key, LogState
+from backstop.records import Category, Counts, Key
 from backstop.resend.request import Ask, ask, ramped_topics
 from backstop.verdicts.sources import Sources
 
@@ -148,39 +149,15 @@ def _plan(conn: Any, settings: Settings, sources: Sources, intent: Intent, lette
                     f"The present state could not be read: {facts.unread}.",
                     kept="Nothing was applied; the case is open.", next_step="Bring it back, then decide again.",
                 )  # fmt: skip
-            log = facts.log
             if facts.discarded is not None:
                 plan.done.append((letter, facts.discarded, str(facts.discarded["decided_by"])))
-            elif log is not None and log.invalid is None and log.state == LogState.CONSUMED:
-                plan.done.append((letter, proof_of(log), "triage"))
+            elif facts.log is not None and is_done(facts) and letter.category != Category.CONFLICT:
+                plan.done.append((letter, proof_of(facts.log), "triage"))
             elif reason := why_not(intent["action"], facts, policy):
                 plan.left_out.append(f"{letter.message_id or f'letter {letter.dead_letter_id}'}: {reason}")
             else:
                 plan.fits.append((letter, facts))
     return plan
-
-
-def why_not(action: str, facts: Facts, policy: Policy) -> str | None:
-    """Why this answer does not fit a letter of which something is left to do, as the end of a sentence; null: it fits."""
-    log = facts.log
-    if log is not None and log.state != LogState.PARKED and busy_until(log, facts.as_of, policy) is not None:
-        return "a consumer is working on it now, or touched it a moment ago"
-    if facts.stub is not None and facts.stub.attempt_token is not None:
-        return "a send of it is under way"
-    if action == "discard":
-        return None
-    if facts.nameless is not None:
-        return f"nothing can be sent for letters that {REASONS[facts.nameless].says}"
-    if (reason := cannot_send(facts, policy)) is not None:
-        return f"nothing can be sent for letters that {REASONS[reason].says}"
-    if log is not None and log.state == LogState.PARKED:
-        return "its ordering key is parked in a case of its own; decide that one"
-    assert facts.stub is not None
-    if refused_too_often(facts.stub, policy):
-        return "the broker refused it too often: mend the cause and raise max_refusals in the policy"
-    if facts.asked is not None:
-        return facts.asked
-    return None
 
 
 def _allow_more(settings: Settings, sources: Sources, plan: _Plan) -> Counts:
@@ -234,7 +211,8 @@ def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: 
         plan.left_out += [f"{letter.message_id}: it was decided otherwise a moment ago"
                           for letter, _ in plan.fits if letter.dead_letter_id not in held]  # fmt: skip
         if intent["action"] == "discard":
-            given_up = [letter.delivery for letter, _ in fits if letter.delivery is not None]
+            # What the log proves done stays CONFIRMED: of a conflict only the letter is discarded.
+            given_up = [letter.delivery for letter, facts in fits if letter.delivery is not None and not is_done(facts)]
             cur.execute(_SQL["give_up"], {
                 **intent, "topics": [d[0] for d in given_up], "ids": [d[1] for d in given_up],
                 "groups": [d[2] for d in given_up],
@@ -262,6 +240,7 @@ def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: 
         _write(cur, rows)
         if settled:
             settle(cur, settled)
+        leave_cases(cur, [letter for letter, _ in fits])
         for name, number in (("already_done", len(plan.done)), ("left_out", len(plan.left_out))):
             if number:
                 counts.add(name, number)

@@ -132,8 +132,9 @@ def decide(facts: Facts, policy: Policy) -> Decision:
     soon = facts.as_of + policy.recheck
     if facts.discarded is not None:
         return Discard(facts.discarded, str(facts.discarded.get("decided_by", "triage")))
-    log = facts.log
-    if log is not None and log.invalid is None and log.state == LogState.CONSUMED:
+    log, done = facts.log, is_done(facts)
+    # A conflict's content is not the one that was consumed: only its class tells, so an unclassified letter waits for it.
+    if log is not None and done and facts.category not in (None, Category.CONFLICT):
         return Discard(proof_of(log))
     if facts.unread is not None:
         return Wait(soon, f"unread: {facts.unread}")
@@ -141,6 +142,8 @@ def decide(facts: Facts, policy: Policy) -> Decision:
         return Wait(until, "parked" if log.state == LogState.PARKED else "in_progress")
     if facts.category is None:
         return Wait(soon, "not_classified")
+    if done:
+        return Escalate("conflict")
     if facts.nameless is not None:
         return Escalate(facts.nameless)
     if (cannot := cannot_send(facts, policy)) is not None:
@@ -179,6 +182,11 @@ def _decide_sendable(facts: Facts, policy: Policy, soon: datetime) -> Decision:
     if facts.before is not None:
         return Wait(soon, f"behind {facts.before} of its key, which a person must decide")
     return Replay(str(facts.category))
+
+
+def is_done(facts: Facts) -> bool:
+    """Whether the group's log proves that the work of this id is done."""
+    return facts.log is not None and facts.log.invalid is None and facts.log.state == LogState.CONSUMED
 
 
 def cannot_send(facts: Facts, policy: Policy) -> str | None:

@@ -6,29 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from backstop.config.settings import Settings
+from backstop.dead_letters.ask_stores import Delivery, bad_clocks, befores_of, logs_of, owed_by, stubs_of
 from backstop.dead_letters.decide import LEFT, Facts
-from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Key, LogRow, LogState, Stub, StubStatus, Verdict
 from backstop.resend.request import route_for
-from backstop.stores.protocol import STUB_COLUMNS
-from backstop.verdicts import frames
-from backstop.verdicts.evaluate import Engine, table
-from backstop.verdicts.frames import micros
-from backstop.verdicts.look import Clocks
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.dead_letters", "decide.sql")
-Delivery = tuple[str, str, str]
-"""topic, message_id, consumer_group"""
-_INSTANTS = frozenset({
-    "next_check_at", "created_at", "first_seen_at", "judged_at", "deliver_at", "attempted_at", "sent_at", "attempt_deadline",
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +86,13 @@ def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequenc
         for topic, message_id, number, state in _fetch(cur, "requests", values):
             asked.setdefault(Key(topic, message_id), []).append((number, state))
         open_letters = _fetch(cur, "open_deliveries", values)
-    stubs, shards, missed = _stubs(settings, sources, keys)
+    stubs, shards, missed = stubs_of(settings, sources, keys)
     with control, control.cursor() as cur:
-        clocks = _clocks(settings, sources, cur, {stub.shard for stub in stubs.values()}, letters, missed)
-    befores = _befores(sources, stubs, missed)
-    owed = _owed(settings, stubs)
-    logs, floors = _logs(settings, sources, letters, owed, clocks)
+        groups = {letter.group for letter in letters if letter.group is not None and letter.group in settings.groups}
+        clocks = bad_clocks(settings, sources, cur, {stub.shard for stub in stubs.values()}, groups, missed)
+    befores = befores_of(sources, stubs, missed)
+    owed = owed_by(settings, stubs)
+    logs, floors = logs_of(settings, sources, _wanted_logs(settings, letters, owed), clocks)
     seen = _Seen(
         stubs, shards, missed, clocks, owed, logs, floors, discarded, withdrawn, replays, asked,
         left={(t, i, g) for t, i, g, reason in open_letters if reason == LEFT},
@@ -199,121 +190,17 @@ def _asked(stub: Stub | None, requests: Iterable[tuple[int, str]]) -> str | None
     return None
 
 
-def _stubs(
-    settings: Settings, sources: Sources, keys: Sequence[Key]
-) -> tuple[dict[Key, Stub], dict[Key, list[str]], dict[str, str]]:
-    """Every shard is asked, because one id on two shards must not be replayed. (stubs, shards of each, what did not answer)"""
-    found: dict[Key, Stub] = {}
-    shards: dict[Key, list[str]] = {}
-    missed: dict[str, str] = {}
-    known = [key for key in keys if key.topic in settings.topics]
-    for name in settings.producers if known else ():
-        try:
-            for key, stub in sources.shard(name).stubs(known).items():
-                found.setdefault(key, stub)
-                shards.setdefault(key, []).append(name)
-        except Unavailable as error:
-            sources.missed(f"shard {name}", error)
-            missed[name] = f"shard {name}"
-    return found, shards, missed
-
-
-def _clocks(
-    settings: Settings, sources: Sources, cur: Any, shards: Iterable[str], letters: Sequence[Letter], missed: Mapping[str, str]
-) -> dict[str, str]:
-    """By shard or "store <name>": whose clock is off, or did not answer."""
-    clocks, bad = Clocks(cur), dict[str, str]()
-    allowed = min(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
-    for name in sorted(shards):
-        try:
-            if name not in missed and not clocks.within(sources.shard(name), allowed):
-                bad[name] = f"the clock of shard {name}"
-        except Unavailable as error:
-            sources.missed(f"shard {name}", error)
-            bad[name] = f"shard {name}"
-    groups = {letter.group for letter in letters if letter.group in settings.groups}
-    stores = {settings.groups[group].store: group for group in sorted(filter(None, groups))}
-    for store, group in stores.items():
-        try:
-            if not clocks.within(sources.logs_of(group), settings.policy_for(None, group).max_clock_skew):
-                bad[f"store {store}"] = f"the clock of store {store}"
-        except Unavailable as error:
-            sources.missed(f"store {store}", error)
-            bad[f"store {store}"] = f"store {store}"
-    return bad
-
-
-def _befores(sources: Sources, stubs: Mapping[Key, Stub], missed: dict[str, str]) -> dict[Key, Key]:
-    by_shard: dict[str, list[Key]] = {}
-    for key, stub in stubs.items():
-        if stub.ordering_key is not None:
-            by_shard.setdefault(stub.shard, []).append(key)
-    befores: dict[Key, Key] = {}
-    for name, keys in by_shard.items():
-        try:
-            for key, near in sources.shard(name).neighbours(keys).items():
-                if near.open_before is not None:
-                    befores[key] = Key(key.topic, near.open_before)
-        except Unavailable as error:
-            sources.missed(f"shard {name}", error)
-            missed[name] = f"shard {name}"
-    return befores
-
-
-def _owed(settings: Settings, stubs: Mapping[Key, Stub]) -> dict[Key, set[str]]:
-    """Which groups owe each message, by the rule that reconcile uses."""
-    owed: dict[Key, set[str]] = {key: set() for key in stubs}
-    if not stubs:
-        return owed
-    rows = [
-        {"stub_id": number, **{name: micros(value) if name in _INSTANTS else value
-         for name, value in asdict(stub).items() if name in STUB_COLUMNS}}
-        for number, stub in enumerate(stubs.values())
-    ]  # fmt: skip
-    topics = {key.topic for key in stubs}
-    engine = Engine()
-    try:
-        found = engine.run("deliveries", {
-            "stub": table(frames.STUB, rows), "policy": table(frames.POLICY, frames.policy_rows(settings, topics)),
-            "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
-            "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(settings)),
-        })  # fmt: skip
-    finally:
-        engine.close()
-    for topic, message_id, group in zip(
-        *(found.column(name).to_pylist() for name in ("topic", "message_id", "consumer_group")), strict=True
-    ):
-        owed[Key(topic, message_id)].add(group)
-    return owed
-
-
-def _logs(
-    settings: Settings, sources: Sources, letters: Sequence[Letter], owed: Mapping[Key, set[str]], clocks: dict[str, str]
-) -> tuple[dict[Delivery, LogRow], dict[str, datetime]]:
-    """(log rows of the letters' messages for every group concerned, log floor of each group); what is away is added to
-    `clocks`."""
+def _wanted_logs(
+    settings: Settings, letters: Sequence[Letter], owed: Mapping[Key, set[str]]
+) -> dict[str, dict[Key, None]]:
+    """By group, the messages whose log is asked for: of the letters' own groups, and of all that owe them, for the route."""
     by_group: dict[str, dict[Key, None]] = {}
     for letter in letters:
-        if (key := letter.key) is None:
-            continue
-        for group in {letter.group, *owed.get(key, ())}:
-            if group in settings.groups:
-                by_group.setdefault(group, {})[key] = None
-    found: dict[Delivery, LogRow] = {}
-    floors: dict[str, datetime] = {}
-    for group, keys in by_group.items():
-        store = settings.groups[group].store
-        if clocks.get(f"store {store}") == f"store {store}":
-            continue  # it is away: each further question would wait for its time-out and tell nothing new
-        try:
-            for key, row in sources.logs_of(group).logs(group, list(keys)).items():
-                found[key.topic, key.message_id, group] = row
-            # After the logs: a purge raises the floor before it deletes.
-            floors[group] = sources.logs_of(group).floor(group)
-        except Unavailable as error:
-            sources.missed(f"store {store}", error)
-            clocks[f"store {store}"] = f"store {store}"
-    return found, floors
+        if (key := letter.key) is not None:
+            for group in sorted({letter.group or "", *owed.get(key, ())}):
+                if group in settings.groups:
+                    by_group.setdefault(group, {})[key] = None
+    return by_group
 
 
 def _verdicts(

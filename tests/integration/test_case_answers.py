@@ -1,0 +1,263 @@
+"""A person's answers to cases of dead letters: read again before they are applied, applied whole or told what was left out."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from backstop.cases.decide import Decided, decide
+from backstop.cases.look import show
+from backstop.cases.note import add_note, notes_of
+from backstop.dead_letters import answer as subject
+from backstop.errors import DecisionRefused, StoreUnavailable
+from backstop.runs.control import connect
+from control_world import World, servers, world  # noqa: F401
+from triage_world import cases, dead, letter, letters, look_now, requests, resend, set_policy, states, triage
+
+
+def asked(world: World) -> int:
+    """Triage has run: the case it opened last."""
+    triage(world)
+    ((case_id,),) = world.control("SELECT max(case_id) FROM case_file")
+    return int(case_id)
+
+
+def answered(world: World, case_id: int, action: str, who: str = "ann", why: str = "because", **options: Any) -> Decided:
+    return decide(world.conn, world.settings, world.connections, case_id, action, who, why, options)
+
+
+def case_state(world: World, case_id: int) -> str:
+    return str(world.control("SELECT state FROM case_file WHERE case_id = %s", (case_id,))[0][0])
+
+
+def test_a_replay_asks_for_the_next_send_as_the_person_and_ends_the_case_when_it_is_consumed(world: World) -> None:
+    number = dead(world, "m", "poison")
+    case_id = asked(world)
+    done = answered(world, case_id, "replay")
+    assert (done.counts["replaying"], done.left_out) == (1, ())
+    assert requests(world) == [("m", 2, ["billing"], f"case {case_id}", "open")]
+    assert (case_state(world, case_id), states(world)[number]) == ("decided", "replaying")
+    assert resend(world)["published"] == 1
+    triage(world)
+    assert (states(world)[number], case_state(world, case_id)) == ("replayed", "decided")
+
+
+def test_a_replay_that_dies_again_opens_the_case_again_with_what_was_decided(world: World) -> None:
+    dead(world, "m", "poison")
+    case_id = asked(world)
+    answered(world, case_id, "replay")
+    resend(world)
+    letter(world, "m", "poison")
+    world.run("consumer_billing", "UPDATE consumer_log SET updated_at = now() - interval '1 minute'")
+    triage(world)
+    case, _ = show(world.conn, case_id)
+    assert (case.state, case.reopened, case.decision) == ("open", 1, None)
+    assert [entry["action"] for entry in case.evidence["decisions"]] == ["replay"]
+
+
+def test_a_discard_is_kept_as_a_decision_that_no_later_run_undoes(world: World) -> None:
+    number = dead(world, "m", "poison")
+    case_id = asked(world)
+    assert answered(world, case_id, "discard", why="a test message").counts["discarded"] == 1
+    assert world.control("SELECT message_id, decided_by, why FROM delivery_decision") == [("m", "ann", "a test message")]
+    assert (states(world)[number], case_state(world, case_id)) == ("discarded", "closed")
+    assert letters(world)["m"]["proof"] == {"decided_by": "ann", "why": "a test message", "case_id": case_id}
+    letter(world, "m", "transient")
+    assert triage(world) == {"discarded": 1}
+    assert requests(world) == []
+
+
+def test_a_letter_without_an_id_can_be_discarded_and_never_replayed(world: World) -> None:
+    number = letter(world, None, "poison", invalid="has no id")
+    case_id = asked(world)
+    with pytest.raises(DecisionRefused, match="carry no id"):
+        answered(world, case_id, "replay")
+    assert case_state(world, case_id) == "open"
+    answered(world, case_id, "discard")
+    assert (states(world)[number], case_state(world, case_id)) == ("discarded", "closed")
+
+
+def test_what_a_person_left_is_not_touched_by_a_machine_and_comes_up_when_the_cause_does(world: World) -> None:
+    number = dead(world, "m", "poison")
+    case_id = asked(world)
+    assert answered(world, case_id, "leave").counts["left"] == 1
+    look_now(world)
+    assert triage(world) == {"waits": 1}
+    assert (states(world)[number], case_state(world, case_id)) == ("open", "decided")
+    dead(world, "n", "poison")
+    triage(world)
+    assert case_state(world, case_id) == "open"
+    assert answered(world, case_id, "discard", who="bob").counts["discarded"] == 1, "what was left stays left"
+    assert (letters(world)["m"]["state"], letters(world)["n"]["state"]) == ("open", "discarded")
+
+
+def test_the_state_is_read_again_and_what_does_not_fit_any_more_is_left_out(world: World) -> None:
+    for name in ("done", "busy", "fits"):
+        dead(world, name, "poison")
+    case_id = asked(world)
+    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'")
+    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMING', updated_at = now(),"
+              " lease_expires_at = now() + interval '1 hour' WHERE message_id = 'busy'")  # fmt: skip
+    done = answered(world, case_id, "replay")
+    assert (done.counts["replaying"], done.counts["already_done"], len(done.left_out)) == (1, 1, 1)
+    assert done.left_out[0].startswith("busy: a consumer is working on it now")
+    assert {name: one["state"] for name, one in letters(world).items()} == {
+        "done": "discarded", "busy": "open", "fits": "replaying",
+    }  # fmt: skip
+    assert case_state(world, case_id) == "open"
+
+
+def test_a_letter_that_is_decided_while_the_answer_is_applied_is_left_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead(world, "m", "poison")
+    dead(world, "n", "poison")
+    case_id = asked(world)
+    real = subject._finish
+
+    def late(*arguments: Any) -> Decided:
+        world.control("UPDATE dead_letter SET decided_at = now() WHERE message_id = 'm'")
+        return real(*arguments)
+
+    monkeypatch.setattr(subject, "_finish", late)
+    done = answered(world, case_id, "replay")
+    assert done.left_out == ("m: it was decided otherwise a moment ago",)
+    assert [row[0] for row in requests(world)] == ["n"]
+
+
+def test_a_sample_replays_a_few_and_leaves_the_case_open_for_the_rest(world: World) -> None:
+    for name in ("a", "b", "c"):
+        dead(world, name, "poison")
+    case_id = asked(world)
+    assert answered(world, case_id, "replay_sample", sample=2, once="run 1").counts["replaying"] == 2
+    assert sorted(one["state"] for one in letters(world).values()) == ["open", "replaying", "replaying"]
+    assert case_state(world, case_id) == "open"
+    assert answered(world, case_id, "replay_sample", sample=2, once="run 1").again, "the same answer told twice"
+    assert len(requests(world)) == 2
+    ((summary,),) = world.control("SELECT summary FROM case_file WHERE case_id = %s", (case_id,))
+    assert summary.startswith("1 dead letter of orders")
+
+
+def test_an_answer_may_name_letters_or_messages(world: World) -> None:
+    first, second = dead(world, "a", "poison"), dead(world, "b", "poison")
+    case_id = asked(world)
+    answered(world, case_id, "replay", letters=[second])
+    assert (states(world)[first], states(world)[second]) == ("open", "replaying")
+    with pytest.raises(DecisionRefused, match="Not among the undecided letters"):
+        answered(world, case_id, "replay", message_ids=["b"])
+
+
+def test_the_same_answer_twice_is_told_as_again(world: World) -> None:
+    dead(world, "m", "poison")
+    case_id = asked(world)
+    answered(world, case_id, "replay")
+    assert answered(world, case_id, "replay").again
+    assert len(requests(world)) == 1
+    with pytest.raises(DecisionRefused, match="already decided"):
+        answered(world, case_id, "discard")
+
+
+def test_of_two_people_at_once_one_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead(world, "m", "poison")
+    case_id = asked(world)
+    real, both = subject._finish, threading.Barrier(2)
+
+    def together(*arguments: Any) -> Decided:
+        both.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(subject, "_finish", together)
+    ended: dict[str, object] = {}
+
+    def person(who: str, action: str) -> None:
+        conn = connect(world.settings, world.connections)
+        try:
+            ended[who] = decide(conn, world.settings, world.connections, case_id, action, who, "because")
+        except DecisionRefused as error:
+            ended[who] = error
+        finally:
+            conn.close()
+
+    people = [threading.Thread(target=person, args=pair) for pair in (("ann", "replay"), ("bob", "discard"))]
+    for one in people:
+        one.start()
+    for one in people:
+        one.join(60)
+    assert sorted(type(end).__name__ for end in ended.values()) == ["Decided", "DecisionRefused"], ended
+    assert letters(world)["m"]["state"] == ("replaying" if isinstance(ended["ann"], Decided) else "discarded")
+
+
+def test_a_replay_by_a_person_allows_one_more_send_where_they_are_used_up(world: World) -> None:
+    dead(world, "m", "transient")
+    world.run("producer_a", "UPDATE message_stub SET send_count = 4")
+    case_id = asked(world)
+    assert letters(world)["m"]["reason"] == "budget"
+    done = answered(world, case_id, "replay")
+    assert (done.counts["raised"], world.stub_now("m")["max_sends"]) == (1, 5)
+    assert requests(world)[0][1] == 5
+    world.run("producer_a", "UPDATE message_stub SET attempted_at = now() - interval '1 minute'")
+    assert resend(world)["published"] == 1
+    assert world.stub_now("m")["send_count"] == 5
+
+
+def test_nothing_is_replayed_beyond_the_replay_horizon_nor_in_a_topic_that_is_observed(world: World) -> None:
+    world.stub("old", sends=1, age="46 minutes")
+    letter(world, "old", "poison")
+    case_id = asked(world)
+    with pytest.raises(DecisionRefused, match="older than the replay horizon"):
+        answered(world, case_id, "replay")
+    world.stub("r", topic="refunds", sends=1)
+    letter(world, "r", "poison", topic="refunds")
+    with pytest.raises(DecisionRefused, match="mode observe"):
+        answered(world, asked(world), "replay")
+    assert requests(world) == []
+
+
+def test_a_shard_that_is_away_applies_nothing_and_leaves_the_case_open(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from backstop.config.connections import Connections
+
+    dead(world, "m", "poison")
+    case_id = asked(world)
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_PRODUCER_A", "postgresql://nobody@127.0.0.1:1/gone")
+    world.connections = Connections()
+    with pytest.raises(StoreUnavailable):
+        answered(world, case_id, "replay")
+    case, _ = show(world.conn, case_id)
+    assert (case.state, case.decision, requests(world)) == ("open", None, [])
+
+
+def test_an_answer_ends_the_loop_guard_only_for_the_send_it_asks_for(world: World) -> None:
+    set_policy(world, max_replays=1, max_sends=9)
+    dead(world, "m")
+    letter(world, "m", state="replayed")
+    case_id = asked(world)
+    assert letters(world)["m"]["reason"] == "loop" or cases(world)[0][3] == "critical"
+    assert answered(world, case_id, "replay").counts["replaying"] == 1
+
+
+def test_people_write_notes_to_a_case(world: World) -> None:
+    dead(world, "m", "poison")
+    case_id = asked(world)
+    add_note(world.conn, case_id, "ann", "looks like the new release")
+    add_note(world.conn, case_id, "bob", "mended")
+    assert [(one.written_by, one.note) for one in notes_of(world.conn, case_id)] == [
+        ("ann", "looks like the new release"), ("bob", "mended"),
+    ]  # fmt: skip
+    with pytest.raises(DecisionRefused, match="no case"):
+        add_note(world.conn, 999, "ann", "x")
+
+
+def test_a_conflict_is_never_taken_for_done_and_only_its_letter_is_discarded(world: World) -> None:
+    world.stub("m", sends=1)
+    world.log("m", "billing", moved="1 minute")
+    number = letter(world, "m", "conflict")
+    case_id = asked(world)
+    assert (letters(world)["m"]["reason"], cases(world)[0][3]) == ("conflict", "critical")
+    with pytest.raises(DecisionRefused, match="with another content"):
+        answered(world, case_id, "replay")
+    answered(world, case_id, "discard")
+    assert (states(world)[number], case_state(world, case_id)) == ("discarded", "closed")
+    assert world.control("SELECT * FROM delivery_decision") == []
+    assert str(world.judge("m")["billing"].verdict) == "CONFIRMED"
