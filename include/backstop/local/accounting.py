@@ -13,6 +13,15 @@ from typing import Any
 
 from backstop.local.workers import demo_broken
 
+DEATHS = {
+    "not_json": "content cut short, both groups",
+    "field_missing": "a field is missing",
+    "rule_refused": "refused by a wrong rule",
+    "dependency_down": "a dependency was away",
+    "suppressed_done": "called a duplicate, work done",
+    "suppressed_undone": "called a duplicate, not done",
+    "message_expired": "expired",
+}
 CHECKER = Path(__file__).with_name("checker")
 WIDTH = 80
 FAULTS = {
@@ -57,10 +66,12 @@ def page(report: Mapping[str, Any]) -> str:
     parts = [
         heading(f"Backstop demo: {report['messages']} messages, seed {report['seed']}"),
         faults(report["faults"]),
+        dead_letters(report["dead_letters"]),
         effects(report["effects"]),
         verdicts(report["verdicts"], report["stubs"]),
         resends(report["resends"], report["requests"]),
         cases(report["cases"]),
+        told(report["told"]),
         data_checks(report["data_checks"]),
         runs_and_seconds(report),
         problems(report),
@@ -82,6 +93,16 @@ def faults(told: Mapping[str, Any]) -> str:
     return table(
         "Injected against found", ["fault", "injected", "found", "resent", "once", "right"], lines
     )  # "once": messages with each expected effect exactly once
+
+
+def dead_letters(report: Mapping[str, Any]) -> str:
+    lines = []
+    for fault, says in DEATHS.items():
+        if fault in report:
+            one = report[fault]
+            numbers = [one["died"], one["discarded"], one["replayed"], one["cases"]]
+            lines.append([says, *map(str, numbers), "yes" if one["right"] == one["died"] == one["letters"] else "NO"])
+    return table("Dead letters", ["died of", "letters", "discarded", "replayed", "cases", "right"], lines)
 
 
 def effects(told: Mapping[str, Any]) -> str:
@@ -113,6 +134,17 @@ def resends(told: Mapping[str, Any], requests: Mapping[str, int]) -> str:
 def cases(told: Sequence[Mapping[str, Any]]) -> str:
     lines = [[one["kind"], one["topic"], one["consumer_group"], one["state"], str(one["members"])] for one in told]
     return table("Cases for a person", ["kind", "topic", "group", "state", "messages"], lines)
+
+
+def told(report: Mapping[str, Any]) -> str:
+    answers = ", ".join(f"{count} times {answer}" for answer, count in report["answers"].items()) or "none"
+    messages = ", ".join(f"{count} by {way}" for way, count in report["messages"].items()) or "none"
+    return "\n".join(
+        [*fold(f"Answers given in Airflow: {answers}."), *fold(
+            f"Alerts received: {messages}, {report['digests']} of them digests. Of {report['cases']} cases {report['told']}"
+            f" were told of, and the end of {report['over']}."
+        )]
+    )  # fmt: skip
 
 
 def data_checks(told: Mapping[str, Any]) -> str:

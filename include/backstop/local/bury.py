@@ -63,6 +63,10 @@ class Gravedigger:
             if not self._ledger.keys(fault):
                 raise demo_broken(f"No message of {topic} could be buried as {fault}.", "Run the demo again.")
 
+    def waiting_clients(self) -> int:
+        """How many connections the broker would hand the next message to, also when their process stands still."""
+        return int(self._server.info("clients")["blocked_clients"])
+
     def unread(self, pairs: Iterable[tuple[str, str]]) -> int:
         """How many letters lie in the dead-letter queues of these (topic, group)."""
         return sum(int(self._server.xlen(self._keys.dead(topic, group))) for topic, group in pairs)

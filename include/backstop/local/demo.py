@@ -1,4 +1,4 @@
-"""`make demo`: the main job on real traffic with real faults, under a live Airflow; ends with an accounting."""
+"""`make demo`: the whole of Backstop on real traffic with real faults, under a live Airflow; ends with an accounting."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import yaml
+
 from backstop.errors import BackstopError
 from backstop.local.accounting import machine, page, run_checker
+from backstop.local.airflow import ADMIN
+from backstop.local.answer_questions import PERSON, AnsweringPerson
 from backstop.local.faults import change
 from backstop.local.platform import PROJECT, Platform
+from backstop.local.receive_alerts import AlertReceivers
 from backstop.local.scenario import LEAST_MESSAGES, play
-from backstop.local.settle_down import DUTIES, let_it_finish
+from backstop.local.settle_down import DUTIES, QUESTIONS, let_it_finish
 from backstop.local.stage import Stage
 
 FOLDER = PROJECT / "build" / "demo"
@@ -32,6 +37,9 @@ SCHEDULES = {
     "BACKSTOP_RECONCILE_SCHEDULE": "5s",
     "BACKSTOP_RESEND_SCHEDULE": "20s",
     "BACKSTOP_SWEEP_SCHEDULE": "20s",
+    "BACKSTOP_TRIAGE_SCHEDULE": "10s",
+    "BACKSTOP_ASK_SCHEDULE": "10s",
+    "BACKSTOP_ALERTS_SCHEDULE": "15s",
     "BACKSTOP_RETRY_SECONDS": "1",
     # A Spark driver lives for seconds here: the second compiler would cost more than it ever gives back.
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -41,8 +49,8 @@ SCHEDULES = {
 class StartingAirflow:
     """Airflow comes up while the first messages flow already."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, stage: Stage, environment: Mapping[str, str]) -> None:
+        self._stage, self._environment = stage, environment
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._start)
         self._thread.start()
@@ -51,9 +59,10 @@ class StartingAirflow:
         platform = self._stage.platform
         try:
             with self._stage.timed("Airflow (beside the traffic)"):
-                platform.airflow.env.update({**platform.environment(), **SCHEDULES})
+                platform.airflow.env.update({**platform.environment(), **SCHEDULES, **self._environment})
+                platform.airflow.users = {ADMIN: "admin", PERSON: "op"}
                 platform.airflow.start()
-                for duty in DUTIES:
+                for duty in (*DUTIES, QUESTIONS):
                     platform.airflow.api.unpause(duty)
         except BaseException as error:  # noqa: BLE001 - raised again by `wait`, in the thread that can act
             self._error = error
@@ -84,15 +93,23 @@ def run_demo(folder: Path, seed: int, messages: int) -> dict[str, Any]:
 def tell(stage: Stage, messages: int) -> dict[str, Any]:
     """Traffic and faults, quiet, and the count of everything."""
     say("Producers, consumers and Airflow start; faults are injected.")
-    airflow = StartingAirflow(stage)
+    receivers = AlertReceivers(stage.received)
+    receivers.start()
+    airflow = StartingAirflow(stage, receivers.environment())
+    person = AnsweringPerson(stage, lambda: stage.platform.airflow.api_of(PERSON), airflow.wait)
     try:
-        stage.start()
-        play(stage, messages)
+        person.start()
+        try:
+            stage.start()
+            play(stage, messages)
+        finally:
+            airflow.wait()
+        say("All faults are injected; waiting until Backstop, and a person who is asked, have nothing left to do.")
+        with stage.timed("until quiet"):
+            let_it_finish(stage, person, stage.platform.airflow.api, QUIET_SECONDS, LAST_RUNS_SECONDS)
     finally:
-        airflow.wait()
-    say("All faults are injected; waiting until Backstop has nothing left to do.")
-    with stage.timed("until quiet"):
-        let_it_finish(stage, stage.platform.airflow.api, QUIET_SECONDS, LAST_RUNS_SECONDS)
+        person.stop()
+        receivers.stop()
     with stage.timed("check"):
         report = run_checker(stage.write_places(), stage.ledger.folder)
     report["runs"] = {
@@ -112,12 +129,27 @@ def new_platform(folder: Path) -> Iterator[Platform]:
         old.start(airflow=False)
         old.stop()
     shutil.rmtree(folder, ignore_errors=True)
-    platform = Platform(root)
+    platform = Platform(root, write_config(folder / "backstop.yaml"))
     try:
         platform.start(airflow=False)
         yield platform
     finally:
         platform.stop()
+
+
+def write_config(file: Path) -> Path:
+    """The platform's own settings, with readers of alerts: a mailbox and a program."""
+    written = yaml.safe_load((PROJECT / "backstop.yaml").read_text(encoding="utf-8"))
+    written["alerts"] = {
+        "channels": {
+            "mail": {"url": "env:BACKSTOP_ALERTS_MAIL", "at_least": "warning"},
+            "post": {"url": "env:BACKSTOP_ALERTS_WEBHOOK", "kind": "webhook", "at_least": "info"},
+        },
+        "messages_an_hour": 600,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+    return file
 
 
 def say(text: str) -> None:

@@ -25,13 +25,20 @@ def suppress(stage: Stage) -> None:
     stage.done("billing", [("orders", message_id) for message_id in done], DRAIN_SECONDS)
     stage.drained(DRAIN_SECONDS)
     stage.gravedigger.suppress_done("orders", "billing", done)
-    stage.groups["shipping"].pause()
+    for group in stage.groups.values():
+        group.pause()
+    # A worker that was frozen while it waited would be handed them all the same, until its wait is over.
+    wait_for(
+        "Workers that wait for nothing", lambda: stage.gravedigger.waiting_clients() == 0, DIE_SECONDS,
+        lambda: f"{stage.gravedigger.waiting_clients()} connections",
+    )  # fmt: skip
     ids = stage.producers["shop_b"].make("orders", UNDONE + TOO_LATE, tell=True)
     stage.gravedigger.take_away(
         "orders", "shipping",
         {message_id: SUPPRESSED_UNDONE if place < UNDONE else EXPIRED for place, message_id in enumerate(ids)},
     )  # fmt: skip
-    stage.groups["shipping"].resume()
+    for group in stage.groups.values():
+        group.resume()
 
 
 def die_of_the_handler(stage: Stage) -> None:

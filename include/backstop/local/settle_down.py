@@ -5,21 +5,50 @@ from __future__ import annotations
 from time import monotonic
 
 from backstop.local.airflow_api import AirflowApi
+from backstop.local.answer_questions import AnsweringPerson
 from backstop.local.faults import change
 from backstop.local.stage import Stage
 from backstop.local.wait_for import wait_for
 
-DUTIES = ("reconcile", "resend", "sweep")
+DUTIES = ("reconcile", "resend", "sweep", "triage", "ask_people", "deliver_alerts")
+QUESTIONS = "decide_case"
+"""The DAG whose runs wait for people; it has no schedule."""
+ANSWERED = ("dead_letters", "mass_loss", "repeated_failure")
+"""Kinds of cases that do not stay open here: a person answers them, or the sweep finds that they are over."""
 
 
-def wait_until_quiet(stage: Stage, seconds: float) -> None:
-    """Every stub is confirmed, voided, held by an open case or quarantined, and no request is open."""
-    wait_for("Quiet", lambda: not still_open(stage), seconds, lambda: str(still_open(stage)), every=1.0)
+def wait_until_quiet(stage: Stage, person: AnsweringPerson, seconds: float) -> None:
+    """Every stub is confirmed, voided, held by an open case or quarantined, no request is open, and so on: still_open."""
+    wait_for("Quiet", lambda: not still_open(stage, person), seconds, lambda: str(still_open(stage, person)), every=1.0)
 
 
-def still_open(stage: Stage) -> dict[str, int]:
+def still_open(stage: Stage, person: AnsweringPerson) -> dict[str, int]:
     """What is to be done yet, by name; empty when the system is quiet."""
     stage.watch()
+    if person.broken is not None:
+        raise person.broken
+    found = open_stubs(stage)
+    for name, statement in OPEN.items():
+        [(number,)] = change(stage.control, statement, (list(ANSWERED),) if "%s" in statement else ())
+        if number:
+            found[name] = int(number)
+    if letters := stage.gravedigger.unread((topic, group) for topic, groups in stage.topics.items() for group in groups):
+        found["dead letters in the broker"] = letters
+    return found
+
+
+OPEN = {
+    "resend requests": "SELECT count(*) FROM resend_request WHERE state IN ('open', 'claimed')",
+    "dead letters": "SELECT count(*) FROM dead_letter WHERE state IN ('open', 'replaying')",
+    "batches not acknowledged": "SELECT count(*) FROM drain_batch WHERE acknowledged_at IS NULL",
+    "cases to be answered": "SELECT count(*) FROM case_file WHERE state = 'open' AND kind = ANY (%s)",
+    "alerts": "SELECT count(*) FROM alert WHERE delivered_at IS NULL AND ended IS NULL",
+}
+"""What else must have come to its end, in the control database."""
+
+
+def open_stubs(stage: Stage) -> dict[str, int]:
+    """Stubs that nobody has finished and nobody is asked about."""
     asked = set(
         change(
             stage.control,
@@ -39,9 +68,6 @@ def still_open(stage: Stage) -> dict[str, int]:
         for topic, message_id, status in stubs:
             if (topic, message_id) not in asked:
                 found[f"{status} stubs of {shard}"] = found.get(f"{status} stubs of {shard}", 0) + 1
-    [(requests,)] = change(stage.control, "SELECT count(*) FROM resend_request WHERE state IN ('open', 'claimed')", ())
-    if requests:
-        found["resend requests"] = int(requests)
     return found
 
 
@@ -60,8 +86,8 @@ def stop_duties(stage: Stage, api: AirflowApi, seconds: float) -> None:
         for duty in DUTIES:
             api.pause(duty)
         wait_for(
-            "The end of the last tasks", lambda: not any(handed_out(api, duty) for duty in DUTIES),
-            max(1.0, deadline - monotonic()), lambda: str([handed_out(api, duty) for duty in DUTIES]), every=0.1,
+            "The end of the last tasks", lambda: not any(handed_out(api, dag) for dag in (*DUTIES, QUESTIONS)),
+            max(1.0, deadline - monotonic()), lambda: str([handed_out(api, dag) for dag in (*DUTIES, QUESTIONS)]), every=0.1,
         )  # fmt: skip
         if not open_runs(stage):
             return
@@ -71,8 +97,8 @@ def stop_duties(stage: Stage, api: AirflowApi, seconds: float) -> None:
 
 
 def handed_out(api: AirflowApi, duty: str) -> list[str]:
-    """The duty's tasks that run, pause or no pause."""
-    under_way = [run["dag_run_id"] for run in api.dag_runs(duty, limit=5) if run["state"] == "running"]
+    """The duty's tasks that run, pause or no pause; a question that waits for its answer does not."""
+    under_way = [run["dag_run_id"] for run in api.dag_runs(duty, limit=20) if run["state"] == "running"]
     return [
         f"{run} {task['task_id']}"
         for run in under_way for task in api.task_instances(duty, run) if task["state"] in ("queued", "running")
@@ -84,13 +110,13 @@ def open_runs(stage: Stage) -> list[tuple[object, ...]]:
     return change(stage.control, "SELECT run_id, duty FROM run WHERE finished_at IS NULL", ())
 
 
-def let_it_finish(stage: Stage, api: AirflowApi, seconds: float, last_runs: float) -> None:
+def let_it_finish(stage: Stage, person: AnsweringPerson, api: AirflowApi, seconds: float, last_runs: float) -> None:
     """Quiet, the duties stopped, everything that was sent consumed, and still quiet."""
     while True:
-        wait_until_quiet(stage, seconds)
+        wait_until_quiet(stage, person, seconds)
         stop_duties(stage, api, last_runs)
         stage.drained(last_runs)
-        if not still_open(stage):
+        if not still_open(stage, person):
             return
         for duty in DUTIES:
             api.unpause(duty)

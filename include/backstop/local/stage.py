@@ -52,6 +52,8 @@ class Stage:
         self.broker_faults = BrokerFaults(self.urls["backstop_broker"], self.ledger)
         self.gravedigger = Gravedigger(self.urls["backstop_broker"], self.ledger)
         self.conditions = Conditions(folder / "conditions")
+        self.received = folder / "received"
+        """Where the messages of alerts are kept that came (receive_alerts.py)."""
         processes = folder / "processes"
         processes.mkdir(parents=True, exist_ok=True)
         broker = self.urls["backstop_broker"]
@@ -119,6 +121,7 @@ class Stage:
             "producers": self.shards,
             "groups": self.stores,
             "topics": self.topics,
+            "received": str(self.received),
         }
         write_private(file, json.dumps(places))
         return file
