@@ -19,13 +19,13 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import StoreUnavailable, Unavailable
 from backstop.named_sql import load
-from backstop.reconcile.blast_radius import Radius, too_wide
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.records import Counts, Key
 from backstop.resend.request import FOR_GOOD, Ask, ask, ramped_topics, route_for
 from backstop.runs.control import connect
 from backstop.runs.run import Run, hold
 from backstop.stores.protocol import StubOutcome, StubStore
+from backstop.verdicts.blast_radius import Radius, too_wide
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.reconcile", "queries.sql")
