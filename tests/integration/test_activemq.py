@@ -1,0 +1,138 @@
+"""The whole over a real ActiveMQ Classic: verdicts by time, and dead letters that its own clients made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activemq import ActiveMQ as Server
+from activemq_world import GROUP, TOPIC, Listener, World, resend, triage, until, world_of
+from backstop.local.chaos.tcp_proxy import Proxy
+from backstop.local.postgres import Postgres
+from backstop.reconcile.run_once import run_once
+from backstop.records import Counts
+from backstop.runs.run import Run
+from system import build_template
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
+        build_template(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("activemq")) as running:
+        yield running
+
+
+@pytest.fixture
+def world(postgres: Postgres, server: Server) -> Iterator[World]:
+    with world_of(postgres, server) as made:
+        yield made
+
+
+def reconcile(world: World, spark: Any) -> Counts:
+    def no_audit(run: Run, suite: str) -> None:
+        """The suites have tests of their own."""
+
+    world.due()
+    return run_once(world.settings, world.connections, lambda: spark, no_audit)
+
+
+def test_a_message_is_backlogged_while_its_group_is_down_lost_when_it_is_taken_away_and_confirmed_when_consumed(
+    world: World, spark: Any
+) -> None:
+    world.send("m")
+    world.promise("never sent")
+    reconcile(world, spark)
+    assert world.verdicts() == {"m": "BACKLOGGED", "never sent": "UNSENT"}
+
+    beans = world.server.jolokia()
+    [shown] = beans.run(beans.queue_bean(world.queue), "browse()")
+    assert beans.run(beans.queue_bean(world.queue), "removeMessage(java.lang.String)", shown["JMSMessageID"]) is True
+    reconcile(world, spark)
+    assert world.verdicts()["m"] == "LOST"
+    requests = world.rows("control", "SELECT message_id, send_number FROM resend_request ORDER BY message_id")
+    assert requests == [("m", 2), ("never sent", 1)]
+
+    assert resend(world)["published"] == 2
+    reconcile(world, spark)
+    assert world.verdicts()["m"] == "BACKLOGGED", "the new copy is in the queue"
+    assert sorted(world.consume()) == ["m", "never sent"]
+    counts = reconcile(world, spark)
+    assert counts["confirmed"] == 2
+    assert world.rows("shop_a", "SELECT DISTINCT status FROM message_stub") == [("confirmed",)]
+
+
+def test_a_message_in_a_consumers_hands_is_not_lost_however_long_it_works(world: World, spark: Any) -> None:
+    from datetime import timedelta
+
+    world.send("m")
+    with world.broker.subscribe(GROUP, [TOPIC], "slow") as subscription:
+        assert len(subscription.fetch(1, timedelta(seconds=10))) == 1
+        reconcile(world, spark)
+    assert world.verdicts() == {"m": "BACKLOGGED"}
+
+
+@pytest.fixture
+def link(server: Server) -> Iterator[Proxy]:
+    proxy = Proxy()
+    proxy.add("broker", server.openwire_port)
+    yield proxy
+    proxy.close()
+
+
+def cut(link: Proxy) -> None:
+    link.spoil("broker", "silence")
+    link.mend("broker", cut=True)
+
+
+def test_a_false_dead_letter_of_a_failover_client_is_discarded_with_proof_and_an_undone_one_is_replayed_once(
+    world: World, link: Proxy, tmp_path: Path
+) -> None:
+    listener = Listener(world, tmp_path, link.links["broker"].port)
+    try:
+        for number, (message_id, ends) in enumerate({"good": "done", "bad": "fail"}.items(), 1):
+            world.send(message_id)
+            listener.hears(f"started {message_id}")
+            cut(link)
+            listener.hears("resumed", number)
+            until("the redelivery", lambda: world.broker.progress(TOPIC, GROUP)[0].pending == 1)
+            listener.end(ends, message_id)
+            listener.hears({"done": "done", "fail": "failed"}[ends] + f" {message_id}")
+            # What it was given again meanwhile it takes for a duplicate, whatever became of the first: the broker buries it.
+            until(f"the dead letter of {message_id}", lambda m=message_id: m in world.dead())
+        assert (world.log("good"), world.log("bad")) == (("CONSUMED", 1), ("FAILED", 1))
+        assert world.depth() == 0
+
+        world.rows("billing_db", "UPDATE consumer_log SET updated_at = now() - interval '1 minute'")
+        counts = triage(world)
+        assert (counts["drained"], counts["discarded"], counts["replaying"]) == (2, 1, 1)
+        letters = world.rows(
+            "control", "SELECT message_id, category, state, cause_text, proof FROM dead_letter ORDER BY message_id"
+        )
+        assert [row[:3] for row in letters] == [
+            ("bad", "duplicate_suppressed", "replaying"), ("good", "already_confirmed", "discarded"),
+        ]  # fmt: skip
+        assert all("Suppressing duplicate delivery on connection" in row[3] for row in letters)
+        assert letters[1][4]["log"] == "CONSUMED"
+        assert world.dead() == [], "what is stored has left the broker"
+
+        # The same connection is still open: under a new broker id the copy is not taken for a duplicate.
+        assert resend(world)["published"] == 1
+        listener.hears("started bad", 2)
+        listener.end("done", "bad")
+        listener.hears("done bad")
+        assert world.log("bad") == ("CONSUMED", 2)
+        until("the acknowledgement", lambda: world.depth() == 0)
+        assert world.dead() == [], "the replay did not bounce"
+        assert triage(world).get("drained", 0) == 0
+        assert world.rows("control", "SELECT state FROM dead_letter ORDER BY message_id") == [("replayed",), ("discarded",)]
+    finally:
+        listener.close()
