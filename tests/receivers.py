@@ -29,6 +29,7 @@ class Endpoint:
         self.before_answer: Callable[[], None] = lambda: None
         self.let_go = threading.Event()
         self.asked = 0
+        self.says = b""
         endpoint = self
 
         class Taker(BaseHTTPRequestHandler):
@@ -59,6 +60,8 @@ class Endpoint:
                 endpoint.before_answer()
                 self.send_response(status)
                 self.end_headers()
+                if status != 204:
+                    self.wfile.write(endpoint.says)
 
             def handle(self) -> None:
                 try:

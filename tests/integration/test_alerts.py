@@ -508,6 +508,44 @@ def test_no_plugin_of_the_installed_apprise_that_speaks_to_this_machine_is_let_t
     assert local == LOCAL
 
 
+# What the services themselves are sent.
+
+
+def sent_to(url: str, **message: Any) -> str | None:
+    from backstop.alerts.send_child import apprise
+
+    send = apprise({"url": url, "timeout": 5.0})
+    assert callable(send), send
+    return send({"title": "T", "body": "B", "severity": "critical", "closing": False, "thread": "case/1", **message})
+
+
+def test_an_on_call_service_has_one_incident_a_story_which_its_closing_resolves(told: Told) -> None:
+    from apprise.plugins import pagerduty
+
+    told.monkeypatch.setitem(pagerduty.PAGERDUTY_API_LOOKUP, "us", f"http://{told.json.address}")
+    told.json.answers = 202
+    for more in ({}, {"severity": "warning"}, {"closing": True, "severity": "info"}):
+        assert sent_to("pagerduty://key@token/backstop", **more) is None
+    assert [(one["event_action"], one["dedup_key"]) for one in told.json.taken] == [
+        ("trigger", "backstop/case/1"), ("trigger", "backstop/case/1"), ("resolve", "backstop/case/1"),
+    ]  # fmt: skip
+    assert [one["payload"]["severity"] for one in told.json.taken[:2]] == ["critical", "warning"]
+
+
+def test_what_an_id_holds_stays_text_where_a_room_renders_markup(told: Told) -> None:
+    from apprise.plugins.slack import NotifySlack
+
+    told.monkeypatch.setattr(NotifySlack, "webhook_url", f"http://{told.json.address}")
+    told.json.answers, told.json.says = 200, b"ok"
+    body = "<!channel> <http://evil|here> @everyone *bold* <b>"
+    assert sent_to("slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/", body=body) is None
+    (posted,) = told.json.taken
+    shown = json.dumps(posted)
+    assert "<" not in shown
+    assert "&lt;!channel&gt;" in shown
+    assert "@everyone" not in shown
+
+
 # The command line, the checks, the watch.
 
 
