@@ -213,6 +213,42 @@ def triage(
 
 
 @app.command()
+def audit(
+    day: Annotated[str | None, typer.Option("--day", help="The day (UTC), as 2026-11-21; default: yesterday.")] = None,
+    docs: Annotated[Path, typer.Option("--docs", help="Where the reports of the data checks go.")] = Path("build/data-docs"),
+    as_json: out.Json = False,
+) -> None:
+    """Ask all databases whether what must always hold does hold; it only looks.
+
+    Ends with 5 when something does not hold, with 3 when something did not answer.
+    """
+    from datetime import date
+
+    from backstop.audit.run_once import run_duty
+    from backstop.errors import ConfigurationError
+
+    settings, known = context.load_settings(), context.connections()
+    try:
+        chosen = None if day is None else date.fromisoformat(day)
+    except ValueError:
+        raise ConfigurationError(
+            f"{day!r} is no day.", kept="Nothing was started.", next_step="Write it as 2026-11-21."
+        ) from None
+
+    def check(run: Run, suite: str) -> None:
+        from backstop.quality.audit import run_suite
+
+        run_suite(suite, known.url(settings.control), run.run_id, None, docs)
+
+    with out.progress("audit"):
+        counts = run_duty(settings, known, day=chosen, audit=check)
+    if as_json:
+        out.document({"counts": counts})
+    else:
+        out.line(f"audit: {counts}")
+
+
+@app.command()
 def watch(as_json: out.Json = False) -> None:
     """Look once for losses that are coming and for duties that are overdue; alert, and send the heartbeat.
 

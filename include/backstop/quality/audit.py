@@ -39,8 +39,10 @@ KEPT = {
     "proof": "Nothing of producers or consumers was touched, and nobody was told this proof's answer.",
     "leases_before": "Leases that ended are taken back all the same; no message was lost or done twice by it.",
     "leases_after": "What was taken back is free for the next worker; the rest is as it was, and the database decides.",
+    "letters_drained": "What was drained is stored; nothing is classified or decided before this holds.",
     "causes": "No letter was given a cause by this run; letters and payloads are stored, and the next run classifies again.",
     "letters_decided": "Letters, requests and cases stay as they are; every replay is judged again before it goes out.",
+    "audit": "Nothing was changed: an audit only looks. What does not hold is recorded by id, and people were alerted.",
     "attempts": "Every stub and its attempts are kept; each number is published at most once.",
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError
+from backstop.stores.audit import StubAudit
+from backstop.stores.postgresql_audit import PostgresStubAudit
 from backstop.stores.postgresql_leases import PostgresLeases
 from backstop.stores.postgresql_logs import PostgresLogs
 from backstop.stores.postgresql_purge import PostgresLogPurge, PostgresStubPurge
@@ -39,6 +41,13 @@ def open_stub_purge(settings: Settings, connections: Connections, shard: str) ->
     if shard not in settings.producers:
         raise _not_named("producers", shard, settings.producers)
     return PostgresStubPurge(shard, connections.url(settings.producers[shard].connection))
+
+
+def open_stub_audit(settings: Settings, connections: Connections, shard: str) -> StubAudit:
+    """What the audit reads in the producer database `shard`; nothing is connected before its first use."""
+    if shard not in settings.producers:
+        raise _not_named("producers", shard, settings.producers)
+    return PostgresStubAudit(shard, connections.url(settings.producers[shard].connection))
 
 
 def open_log_purge(settings: Settings, connections: Connections, store: str) -> LogPurge:

@@ -16,7 +16,7 @@ from importlib.resources import files
 
 SUITES = (
     "stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts", "proof", "leases_before", "leases_after",
-    "causes", "letters_decided",
+    "letters_drained", "causes", "letters_decided", "audit",
 )  # fmt: skip
 _HEADING = re.compile(r"^-- name: (?P<name>[a-z][a-z0-9_]*): (?P<must_hold>.+)$")
 

@@ -56,7 +56,6 @@ CREATE INDEX quarantine_last_seen ON quarantine (last_seen_at);
 CREATE INDEX case_file_opened_by ON case_file (opened_by_run) WHERE opened_by_run IS NOT NULL;
 CREATE INDEX drain_batch_run ON drain_batch (run_id);
 CREATE INDEX dead_letter_closed ON dead_letter (closed_at) WHERE closed_at IS NOT NULL;
-CREATE INDEX dead_letter_batch ON dead_letter (batch_id);
 CREATE INDEX alert_case ON alert (case_id) WHERE case_id IS NOT NULL;
 CREATE INDEX alert_delivery_message ON alert_delivery (message_id) WHERE message_id IS NOT NULL;
 CREATE INDEX run_finished ON run (finished_at) WHERE finished_at IS NOT NULL;

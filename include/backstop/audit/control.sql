@@ -1,0 +1,126 @@
+-- Invariants of the control database. Each query answers (subject, topic, message_id, consumer_group) of what breaks one:
+-- ids, never a content. `day_from` and `day_to` bound what belongs to the audited day; `patient_since` is so long ago that
+-- whatever was begun before it should have ended.
+
+-- name: exhausted_delivery_has_case: every delivery that a run of the day found EXHAUSTED is before a person, or was
+SELECT DISTINCT v.topic || '/' || v.message_id || '/' || v.consumer_group, v.topic, v.message_id, v.consumer_group
+FROM verdict v JOIN run r USING (run_id)
+WHERE r.finished_at >= %(day_from)s AND r.finished_at < %(day_to)s AND r.state = 'done' AND NOT r.dry_run
+    AND v.verdict = 'EXHAUSTED' AND NOT EXISTS (
+        SELECT 1 FROM case_member m
+        WHERE m.topic = v.topic AND m.message_id = v.message_id AND m.consumer_group IN (v.consumer_group, '*'));
+
+-- name: case_has_alert: every case that waits for a person, or was opened on the day, has told one
+SELECT c.case_id::text, c.topic, NULL::text, c.consumer_group
+FROM case_file c
+WHERE (c.state = 'open' OR c.opened_at >= %(day_from)s AND c.opened_at < %(day_to)s)
+    AND NOT EXISTS (SELECT 1 FROM alert a WHERE a.case_id = c.case_id);
+
+-- name: alert_was_told: no alert that somebody wants waits for long
+SELECT a.alert_id::text, NULL::text, NULL::text, NULL::text
+FROM alert a
+WHERE a.delivered_at IS NULL AND a.ended_at IS NULL AND a.severity <> 'info' AND a.created_at < %(patient_since)s;
+
+-- name: letters_acknowledged: every page of dead letters that was stored was acknowledged to its broker
+SELECT b.batch_id::text, NULL::text, NULL::text, NULL::text
+FROM drain_batch b WHERE b.acknowledged_at IS NULL AND b.stored_at < %(patient_since)s;
+
+-- name: letters_decided: no dead letter lies undecided for long: it is replayed, discarded, waits until an instant or for a person
+SELECT d.dead_letter_id::text, d.topic, d.message_id, d.consumer_group
+FROM dead_letter d
+WHERE d.state = 'open' AND d.drained_at < %(patient_since)s
+    AND (d.decision IS NULL AND d.case_id IS NULL OR d.decision = 'wait' AND d.look_at < %(patient_since)s);
+
+-- name: replay_has_request: every dead letter that is being replayed, or was of late, has the request that does it
+SELECT d.dead_letter_id::text, d.topic, d.message_id, d.consumer_group
+FROM dead_letter d
+WHERE (d.state = 'replaying' OR d.state = 'replayed' AND d.closed_at >= %(day_from)s AND d.closed_at < %(day_to)s)
+    AND NOT EXISTS (
+        SELECT 1 FROM resend_request r
+        WHERE r.topic = d.topic AND r.message_id = d.message_id AND r.send_number = d.send_number);
+
+-- name: discard_has_proof: a machine discards a dead letter only with what shows that nothing was left to do
+SELECT d.dead_letter_id::text, d.topic, d.message_id, d.consumer_group
+FROM dead_letter d
+WHERE d.state = 'discarded' AND d.closed_at >= %(day_from)s AND d.closed_at < %(day_to)s
+    AND (d.proof IS NULL OR d.proof = '{}'::jsonb OR d.proof = 'null'::jsonb);
+
+-- name: causes_count_letters: a cause counts the letters that are stored of it
+SELECT c.cause_id::text, NULL::text, NULL::text, NULL::text
+FROM cause c
+WHERE c.dead_letters <> (SELECT count(*) FROM dead_letter d WHERE d.cause_id = c.cause_id);
+
+-- name: discard_is_honoured: nothing was sent to a group after a person discarded its delivery
+SELECT r.topic || '/' || r.message_id || '/' || r.send_number, r.topic, r.message_id, d.consumer_group
+FROM delivery_decision d
+JOIN resend_request r ON r.topic = d.topic AND r.message_id = d.message_id
+WHERE r.updated_at >= %(day_from)s AND r.updated_at < %(day_to)s AND r.state IN ('sent', 'unknown')
+    AND r.created_at > d.decided_at AND (r.groups IS NULL OR d.consumer_group = ANY (r.groups));
+
+-- name: requests_end: no request stays claimed for long after its worker's time is over
+SELECT r.request_id::text, r.topic, r.message_id, NULL::text
+FROM resend_request r WHERE r.state = 'claimed' AND r.claim_deadline < %(patient_since)s;
+
+-- name: withdrawals_end: no withdrawal of a message is left half done
+SELECT w.topic || '/' || w.message_id, w.topic, w.message_id, NULL::text
+FROM withdrawal w JOIN case_file c USING (case_id)
+WHERE w.applied_at IS NULL AND w.begun_at < %(patient_since)s AND c.state <> 'open';
+
+-- name: runs_end: no run is open that nobody has heard of for long
+SELECT r.run_id::text, NULL::text, NULL::text, NULL::text
+FROM run r WHERE r.finished_at IS NULL AND r.heartbeat_at < %(patient_since)s;
+
+-- name: progress_grows: within one epoch no group went back, but where a REGRESSION says so
+SELECT concat_ws('/', p.consumer_group, p.topic, p.queue_id, p.epoch), p.topic, NULL::text, p.consumer_group
+FROM (
+    SELECT h.*, lag(h.next_offset) OVER (
+        PARTITION BY h.consumer_group, h.broker, h.topic, h.queue_id, h.epoch ORDER BY h.recorded_at, h.run_id) AS before
+    FROM progress_history h
+    WHERE h.recorded_at >= %(day_from)s AND h.recorded_at < %(day_to)s) p
+WHERE p.next_offset < p.before AND NOT EXISTS (
+    SELECT 1 FROM anomaly a
+    WHERE a.kind = 'REGRESSION' AND a.consumer_group = p.consumer_group AND a.topic = p.topic
+        AND a.last_seen_at >= %(day_from)s)
+GROUP BY p.consumer_group, p.topic, p.queue_id, p.epoch;
+
+-- name: counts_add_up: of every promoted run of the day, what was promoted is what was judged, by verdict and in all
+SELECT r.run_id::text, NULL::text, NULL::text, NULL::text
+FROM run r
+WHERE r.duty = 'reconcile' AND r.state = 'done' AND NOT r.dry_run
+    AND r.finished_at >= %(day_from)s AND r.finished_at < %(day_to)s
+    AND (EXISTS (
+            SELECT 1 FROM (
+                SELECT c.topic, c.consumer_group, c.verdict, sum(c.deliveries) AS deliveries FROM verdict_count c
+                WHERE c.run_id = r.run_id GROUP BY 1, 2, 3) k
+            FULL JOIN (
+                SELECT s.topic, s.consumer_group, s.verdict, sum(s.deliveries) AS deliveries FROM staged_count s
+                WHERE s.run_id = r.run_id AND s.stage = r.stage GROUP BY 1, 2, 3) j USING (topic, consumer_group, verdict)
+            WHERE coalesce(k.deliveries, 0) <> coalesce(j.deliveries, 0))
+        OR (SELECT count(*) FROM verdict v WHERE v.run_id = r.run_id) <> (
+            SELECT coalesce(sum(c.deliveries), 0) FROM verdict_count c
+            WHERE c.run_id = r.run_id AND c.verdict NOT IN ('CONFIRMED', 'WAITING')));
+
+-- name: duties_ran: every watched duty over everything succeeded on the day
+SELECT d.duty, NULL::text, NULL::text, NULL::text
+FROM unnest(%(duties)s::text[]) AS d (duty)
+WHERE (SELECT min(started_at) FROM run) < %(day_from)s AND NOT EXISTS (
+    SELECT 1 FROM run r
+    WHERE r.duty = d.duty AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run
+        AND r.finished_at >= %(day_from)s AND r.finished_at < %(day_to)s);
+
+-- name: broken_rows_do_not_grow: on no day are there many more new broken rows than in the week before
+SELECT q.store, NULL::text, NULL::text, NULL::text
+FROM quarantine q
+WHERE q.first_seen_at >= %(day_from)s - interval '7 days' AND q.first_seen_at < %(day_to)s
+GROUP BY q.store
+HAVING count(*) FILTER (WHERE q.first_seen_at >= %(day_from)s) > greatest(
+    20, 3 * count(*) FILTER (WHERE q.first_seen_at < %(day_from)s) / 7.0);
+
+-- name: erased_stays_erased: what was erased on request has not come back with a later dead letter
+SELECT d.dead_letter_id::text, d.topic, d.message_id, d.consumer_group
+FROM erasure e JOIN dead_letter d ON d.topic = e.topic AND d.message_id = e.message_id
+WHERE e.done_at IS NOT NULL AND d.emptied_at IS NULL;
+
+-- name: erasures_end: no erasure is left half done
+SELECT e.topic || '/' || e.message_id, e.topic, e.message_id, NULL::text
+FROM erasure e WHERE e.done_at IS NULL AND e.begun_at < %(patient_since)s;

@@ -1,0 +1,134 @@
+"""Asks the consumers' databases: a confirmed stub has its logs, leases end, nothing was purged too soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backstop.audit.day import Day, patience
+from backstop.audit.record import KEPT, Breach, Look
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import Unavailable
+from backstop.named_sql import load
+from backstop.records import Key, LogState
+from backstop.stores.open import open_leases, open_stub_audit
+from backstop.verdicts import frames
+from backstop.verdicts.evaluate import Engine, table
+from backstop.verdicts.frames import instant
+from backstop.verdicts.read_logs import read_logs
+from backstop.verdicts.sources import Sources
+
+_SQL = load("backstop.audit", "queries.sql")
+PAGE = 5_000
+SAMPLE = 50_000
+"""Confirmed stubs of one topic and shard that are looked up in the logs; a larger day is looked at in its first part."""
+
+
+def look_at_consumers(settings: Settings, connections: Connections, control: Any, day: Day) -> list[Look]:
+    """One look for each invariant and place."""
+    return [
+        *_confirmed(settings, connections, control, day),
+        *(_leases(settings, connections, store) for store in settings.consumers),
+        *(_floor(settings, connections, group, day) for group in settings.groups),
+    ]
+
+
+def _confirmed(settings: Settings, connections: Connections, control: Any, day: Day) -> Iterator[Look]:
+    engine = Engine()
+    try:
+        with Sources(settings, connections) as sources:
+            for shard in settings.producers:
+                look = Look("confirmed_stub_has_logs", f"shard {shard}")
+                try:
+                    with closing(open_stub_audit(settings, connections, shard)) as stubs:
+                        for topic in settings.topics:
+                            after = ("-infinity", "")
+                            for _ in range(SAMPLE // PAGE):
+                                page = stubs.confirmed_between(topic, day.start, day.end, after, PAGE)
+                                look.rows_read += len(page)
+                                if page:
+                                    _look_up(sources, engine, control, shard, [key for key, _ in page], look)
+                                    after = (page[-1][1], page[-1][0].message_id)
+                                if len(page) < PAGE:
+                                    break
+                except Unavailable as error:
+                    look.missed = error.what
+                if sources.unreachable:
+                    look.missed = "; ".join(f"{name}: {why}" for name, why in sorted(sources.unreachable.items()))
+                yield look
+    finally:
+        engine.close()
+
+
+def _look_up(sources: Sources, engine: Engine, control: Any, shard: str, keys: list[Key], look: Look) -> None:
+    """Deliveries of these stubs whose group has no log of the work, although none of that age was purged. The floor is read
+    after the logs, because a purge raises it before it deletes."""
+    settings = sources.settings
+    stubs = sources.shard(shard).stub_table(keys)
+    # Somebody may have changed it since the page was read: only what is confirmed now is asked for.
+    stubs = stubs.filter(pc.equal(stubs.column("status"), "confirmed"))
+    topics = set(stubs.column("topic").to_pylist())
+    owed = engine.run("deliveries", {
+        "stub": stubs.add_column(0, "stub_id", pa.array(range(stubs.num_rows), pa.int64())),
+        "policy": table(frames.POLICY, frames.policy_rows(settings, topics)),
+        "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
+        "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(settings)),
+    })  # fmt: skip
+    logs, answered = read_logs(sources, owed, set())
+    told = {row["consumer_group"] for row in answered.to_pylist() if row["answered"]}
+    done = {
+        (row["topic"], row["message_id"], row["consumer_group"]) for row in logs.to_pylist()
+        if row["log_state"] == LogState.CONSUMED
+    }  # fmt: skip
+    floors = {group: sources.logs_of(group).floor(group) for group in told}
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["discarded"], {"topics": [k.topic for k in keys], "message_ids": [k.message_id for k in keys]})
+        done |= set(cursor.fetchall())
+    for row in owed.to_pylist():
+        delivery = (row["topic"], row["message_id"], row["consumer_group"])
+        created = instant(row["created_at"])
+        if delivery in done or row["consumer_group"] not in told or created is None or created < floors[row["consumer_group"]]:
+            continue
+        if len(look.breaches) < KEPT:
+            look.breaches.append(Breach("/".join(delivery), *delivery))
+        else:
+            look.more += 1
+
+
+def _leases(settings: Settings, connections: Connections, store: str) -> Look:
+    """Leases that ended long ago and that no sweep took back."""
+    look = Look("leases_end", f"store {store}")
+    groups = [group for group, owner in settings.groups.items() if owner.store == store]
+    if not groups:
+        return look
+    try:
+        with open_leases(settings, connections, store) as leases:
+            ended = leases.count(groups, KEPT, patience(settings).total_seconds())
+    except Unavailable as error:
+        look.missed = error.what
+        return look
+    look.rows_read = ended.leases
+    if ended.overdue:
+        look.breaches, look.more = [Breach(store)], ended.overdue - 1
+    return look
+
+
+def _floor(settings: Settings, connections: Connections, group: str, day: Day) -> Look:
+    """A floor that is newer than logs are kept: something was purged that a copy may still ask for."""
+    look = Look("floor_is_old", f"group {group}", rows_read=1)
+    kept = min((settings.policy_for(topic, group).log_retention for topic in settings.topics_of(group)), default=timedelta(0))
+    try:
+        with Sources(settings, connections) as sources:
+            floor = sources.logs_of(group).floor(group)
+    except Unavailable as error:
+        look.missed = error.what
+        return look
+    if kept and floor > day.as_of - kept + settings.policy_for(None, group).max_clock_skew:
+        look.breaches = [Breach(group, consumer_group=group)]
+    return look

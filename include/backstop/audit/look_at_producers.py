@@ -1,0 +1,117 @@
+"""Asks every producer's database, and of what it finds the control database: numbers, sends under way, who has a case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from datetime import datetime
+from typing import Any
+
+from backstop.audit.day import Day, patience
+from backstop.audit.record import KEPT, Breach, Look
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import Unavailable
+from backstop.named_sql import load
+from backstop.records import Key
+from backstop.stores.open import open_stub_audit, open_stub_store
+from backstop.stores.protocol import StubStore
+
+_SQL = load("backstop.audit", "queries.sql")
+PAGE = 5_000
+
+
+def look_at_producers(settings: Settings, connections: Connections, control: Any, day: Day) -> list[Look]:
+    """One look for each invariant and shard; a shard that does not answer says so in each of them."""
+    looks: list[Look] = []
+    overdue = {topic: _overdue_since(settings, topic, day) for topic in settings.topics}
+    for shard in settings.producers:
+        with closing(open_stub_audit(settings, connections, shard)) as stubs:
+            asked: dict[str, Callable[[], Look]] = {
+                "numbers_within_count": lambda: _named(stubs.numbers_beyond(day.start, day.end, KEPT + 1)),
+                "sends_end": lambda: _named(stubs.never_ended(day.patient_since, KEPT + 1)),
+                "stubs_are_looked_at": lambda: _named(stubs.never_looked_at(day.patient_since, KEPT + 1)),
+                "exhausted_stub_has_case": lambda: _without_case(control, lambda after: stubs.exhausted(after, PAGE)),
+                "overdue_stub_has_case": lambda: _without_case(control, lambda after: stubs.overdue(overdue, after, PAGE)),
+            }  # fmt: skip
+            looks += [_answered(invariant, f"shard {shard}", ask) for invariant, ask in asked.items()]
+    sent = _answered("sent_requests_were_handed_out", "control", lambda: _sent_requests(settings, connections, control, day))
+    return [*looks, sent]
+
+
+def _answered(invariant: str, place: str, ask: Callable[[], Look]) -> Look:
+    try:
+        look = ask()
+    except Unavailable as error:
+        return Look(invariant, place, missed=error.what)
+    look.invariant, look.place = invariant, place
+    return look
+
+
+def _named(keys: Sequence[Key]) -> Look:
+    """At most one more than is kept is asked for: then there are more than are listed."""
+    return Look("", rows_read=len(keys), breaches=[_breach(key) for key in keys[:KEPT]], more=len(keys[KEPT:]))
+
+
+def _without_case(control: Any, page_after: Callable[[Key], list[Key]]) -> Look:
+    look, after = Look(""), Key("", "")
+    while True:
+        page = page_after(after)
+        look.rows_read += len(page)
+        with control, control.cursor() as cursor:
+            cursor.execute(_SQL["without_case"], {"topics": [k.topic for k in page], "message_ids": [k.message_id for k in page]})
+            for row in cursor.fetchall():
+                _add(look, Key(*row))
+        if len(page) < PAGE:
+            return look
+        after = page[-1]
+
+
+def _sent_requests(settings: Settings, connections: Connections, control: Any, day: Day) -> Look:
+    """Requests that took their number, whose stub knows nothing of it. One that no shard has any more was purged."""
+    look = Look("sent_requests_were_handed_out")
+    shards: dict[str, StubStore] = {name: open_stub_store(settings, connections, name) for name in settings.producers}
+    try:
+        for page in _pages(control, day):
+            look.rows_read += len(page)
+            numbers: dict[Key, int] = {}
+            for _, topic, message_id, number in page:
+                numbers[Key(topic, message_id)] = max(number, numbers.get(Key(topic, message_id), 0))
+            for shard in shards.values():
+                for key, stub in shard.stubs(numbers).items():
+                    if stub.send_count < numbers[key]:
+                        _add(look, key)
+    finally:
+        for shard in shards.values():
+            shard.close()
+    return look
+
+
+def _pages(control: Any, day: Day) -> Iterator[list[tuple[int, str, str, int]]]:
+    after = 0
+    while True:
+        with control, control.cursor() as cursor:
+            values = {"day_from": day.start, "day_to": day.end, "after": after, "limit": PAGE}
+            cursor.execute(_SQL["sent_requests"], values)
+            page = cursor.fetchall()
+        if page:
+            yield page
+        if len(page) < PAGE:
+            return
+        after = page[-1][0]
+
+
+def _overdue_since(settings: Settings, topic: str, day: Day) -> datetime:
+    policies = [settings.policy_for(topic, group) for group in (None, *settings.groups_of(topic))]
+    return day.as_of - max(policy.overdue_horizon for policy in policies) - patience(settings)
+
+
+def _add(look: Look, key: Key) -> None:
+    if len(look.breaches) < KEPT:
+        look.breaches.append(_breach(key))
+    else:
+        look.more += 1
+
+
+def _breach(key: Key) -> Breach:
+    return Breach(f"{key.topic}/{key.message_id}", key.topic, key.message_id)
