@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -169,6 +169,11 @@ def _key(letter: Unclassified) -> Key:
     return Key(str(letter.topic), str(letter.message_id))
 
 
+def rules_of(settings: Settings) -> Rules:
+    """The rules in force."""
+    return Rules([rule.plain() for rule in settings.dead_letters.rules])
+
+
 def classify_letters(
     control: Any, settings: Settings, connections: Connections, run: Run, *, limit: int | None = None
 ) -> Counts:
@@ -176,19 +181,36 @@ def classify_letters(
 
     A letter whose log does not answer is counted in `waits` and is looked at again by the next run. Errors: RunLost.
     """
-    rules = Rules([rule.plain() for rule in settings.dead_letters.rules])
+    rules = rules_of(settings)
     stage = begin_stage(control, run)
-    looked, waits, logs = 0, 0, Logs(settings, connections)
+    logs = Logs(settings, connections)
     try:
-        for letters in pages(control, run, rules, limit=limit):
-            done = classify_page(letters, logs, rules)
-            with control, control.cursor() as cursor:
-                hold(cursor, run)
-                stage_letters(cursor, run, stage, rules, done.staged)
-            looked, waits = looked + len(letters), waits + done.waits
+        looked, waits = stage_pages(control, run, stage, rules, logs, pages(control, run, rules, limit=limit))
     finally:
         logs.close()
     return close_stage(control, run, stage, rules, looked, waits, logs.away)
+
+
+def stage_range(control: Any, run: Run, stage: int, rules: Rules, logs: Logs, after: int, until: int) -> tuple[int, int]:
+    """One task's part: letters with ids in (after, until]; may be done again. Returns how many it looked at and how many wait."""
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        cursor.execute(_SQL["forget_range"], {"run_id": run.run_id, "stage": stage, "after": after, "until": until})
+    return stage_pages(control, run, stage, rules, logs, pages(control, run, rules, after=after, until=until))
+
+
+def stage_pages(
+    control: Any, run: Run, stage: int, rules: Rules, logs: Logs, found: Iterable[Sequence[Unclassified]]
+) -> tuple[int, int]:
+    """Each page in a transaction of its own; how many letters were looked at, and how many wait."""
+    looked = waits = 0
+    for letters in found:
+        done = classify_page(letters, logs, rules)
+        with control, control.cursor() as cursor:
+            hold(cursor, run)
+            stage_letters(cursor, run, stage, rules, done.staged)
+        looked, waits = looked + len(letters), waits + done.waits
+    return looked, waits
 
 
 def classify_page(letters: Sequence[Unclassified], logs: Logs, rules: Rules) -> Looked:
