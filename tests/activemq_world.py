@@ -199,7 +199,8 @@ class Listener:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.said.append(line.rstrip("\n"))
+            if line.startswith("> "):  # the others are the client library's log
+                self.said.append(line[2:].rstrip("\n"))
 
     def hears(self, line: str, times: int = 1) -> None:
         """It has said this so many times."""

@@ -24,7 +24,7 @@ import org.apache.activemq.RedeliveryPolicy;
  * the wire contract. It is busy with a message until a line on its input says how that ends: "done ID" or "fail ID".
  *
  * Arguments: URL, queue, group, topic. Environment: BROKER_USER, BROKER_PASSWORD, LOG_JDBC, LOG_USER, LOG_PASSWORD.
- * Output, one line each: "started ID", "done ID", "failed ID", "resumed".
+ * Output, one line each: "> started ID", "> known ID", "> done ID", "> failed ID", "> resumed".
  */
 public final class BusyListener {
     private static final PrintStream SAY = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true);
@@ -63,7 +63,7 @@ public final class BusyListener {
         connection.addTransportListener(new org.apache.activemq.transport.DefaultTransportListener() {
             @Override
             public void transportResumed() {
-                SAY.println("resumed");
+                SAY.println("> resumed");
             }
         });
         Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
@@ -78,7 +78,7 @@ public final class BusyListener {
             }
         });
         connection.start();
-        SAY.println("listening");
+        SAY.println("> listening");
         BufferedReader orders = new BufferedReader(new InputStreamReader(System.in));
         for (String line = orders.readLine(); line != null; line = orders.readLine()) {
             String[] words = line.split(" ", 2);
@@ -98,21 +98,21 @@ public final class BusyListener {
         try (Connection log = DriverManager.getConnection(
                 System.getenv("LOG_JDBC"), System.getenv("LOG_USER"), System.getenv("LOG_PASSWORD"))) {
             if (!changes(log, BEGIN, group, topic, id, token, MessageDigest.getInstance("SHA-256").digest(content(message)))) {
-                SAY.println("known " + id);
+                SAY.println("> known " + id);
                 return; // done before: acknowledge
             }
-            SAY.println("started " + id);
+            SAY.println("> started " + id);
             latch(id).await();
             WORKING.remove(id);
             if (!ENDS_WELL.get(id)) {
                 changes(log, FAIL, group, topic, id, token, null);
-                SAY.println("failed " + id);
+                SAY.println("> failed " + id);
                 throw new IllegalStateException("The till is closed");
             }
             if (!changes(log, COMPLETE, group, topic, id, token, null)) {
                 throw new IllegalStateException("somebody else has it");
             }
-            SAY.println("done " + id);
+            SAY.println("> done " + id);
         }
     }
 

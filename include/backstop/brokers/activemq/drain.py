@@ -14,9 +14,9 @@ from backstop.brokers.activemq.look import Looker
 from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.session import Lost, NotSent, Pool, Session, said
 from backstop.brokers.activemq.unavailable import unavailable
-from backstop.brokers.protocol import DeadLetter
+from backstop.brokers.protocol import LETTER_PAGE_BYTES, LETTERS_IN_HAND, DeadLetter
 
-PREFETCH = 2000
+PREFETCH = 2 * LETTERS_IN_HAND
 """Letters in this reader's hands at most, not yet acknowledged."""
 QUIET_SECONDS = 0.05
 """When nothing more came for so long, the broker is asked how much there is: the answer decides, not the silence."""
@@ -32,7 +32,6 @@ class ActiveMQLetters:
         self._arrived: deque[Frame] = deque()
         self._acks: dict[str, str] = {}
         self._left = 0
-        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -45,9 +44,10 @@ class ActiveMQLetters:
     def read(self, limit: int) -> list[DeadLetter]:
         deadline = time.monotonic() + self._seconds
         try:
-            while True:
+            while limit > 0:
                 session = self._connected()
-                while session is not None and len(self._arrived) < limit:
+                arrived = sum(len(frame.body) for frame in self._arrived)
+                while session is not None and len(self._arrived) < limit and arrived <= LETTER_PAGE_BYTES:
                     frame = session.read(time.monotonic() + QUIET_SECONDS)
                     if frame is None:
                         break
@@ -55,8 +55,9 @@ class ActiveMQLetters:
                         raise Lost(said(frame))
                     if frame.command == "MESSAGE" and self._readable(frame):
                         self._arrived.append(frame)
+                        arrived += len(frame.body)
                 if self._arrived:
-                    return [self._hand_out(self._arrived.popleft()) for _ in range(min(limit, len(self._arrived)))]
+                    return self._page(limit)
                 depth = self._looker.depth(self._queue)
                 if depth is None or depth[0] <= len(self._acks) + self._left:
                     break  # all that is left lies in our hands
@@ -123,6 +124,16 @@ class ActiveMQLetters:
             return True
         self._left += 1
         return False
+
+    def _page(self, limit: int) -> list[DeadLetter]:
+        page: list[DeadLetter] = []
+        size = 0
+        while self._arrived and len(page) < limit:
+            size += len(self._arrived[0].body)
+            if page and size > LETTER_PAGE_BYTES:
+                break
+            page.append(self._hand_out(self._arrived.popleft()))
+        return page
 
     def _hand_out(self, frame: Frame) -> DeadLetter:
         letter = letter_of(frame, self._names, self._queue)

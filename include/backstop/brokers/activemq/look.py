@@ -119,6 +119,8 @@ class Looker:
 
     def dead_letter_queues(self, groups: set[str]) -> list[str]:
         """Dead-letter queues of these groups that are there: own ones by their name, shared ones always."""
+        if not groups:
+            return []
         there = self.jolokia.queues()
         wanted = [name for name in self._names.shared_dead_letter_queues() if name in there]
         for name in sorted(there):
