@@ -25,6 +25,8 @@ EMPTY = "(no text)"
 BETWEEN = " || "
 """Stands between the broker's words and the consumer's."""
 _CONTROL = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff\ue000-\ue009]")
+_MARKS = re.compile(r"<(name|any|\*)>")
+"""Text that looks like a mark of ours."""
 _LEFT = re.compile(
     r"[0-9]{8,}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{0,12}"
     r"|[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]{1,2000}\.[A-Za-z0-9][A-Za-z0-9.\-]{0,200}"
@@ -76,7 +78,7 @@ def bound(text: str) -> str:
 
 @lru_cache(maxsize=16_384)
 def _shape(text: str) -> Shape:
-    parts = shorten(_take_json(_CONTROL.sub(" ", text)))
+    parts = shorten(_take_json(_MARKS.sub(r"\1", _CONTROL.sub(" ", text))))
     template = _cut(_LEFT.sub(SLOT, mask_line(parts))) or EMPTY
     return Shape(template, name_of(template))
 

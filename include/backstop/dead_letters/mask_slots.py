@@ -12,8 +12,6 @@ from functools import lru_cache
 from backstop.dead_letters.vocabulary import is_kind, labels, may_be_name
 
 SLOT = "<*>"
-_MARKS = re.compile(r"<(name|any|\*)>")
-"""Text that looks like a mark of ours."""
 
 _MONTH = (
     r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?"
@@ -112,7 +110,7 @@ _LEVELS = frozenset({
 
 def mask_line(line: str) -> str:
     """One line without its slots; white space is one blank."""
-    text = _KEPT.sub(lambda kept: kept[0].translate(_DIGITS), " ".join(_MARKS.sub(r"\1", line).split()))
+    text = _KEPT.sub(lambda kept: kept[0].translate(_DIGITS), " ".join(line.split()))
     if "://" in text:
         text = _URL.sub(_keep_stop, text)
     if not text.isalpha():
