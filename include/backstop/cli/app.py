@@ -10,7 +10,23 @@ from typing import Annotated
 
 import typer
 
-from backstop.cli import alerts, cases, check, context, erase, metrics, migrate, pause, prove, restore, run, runs, schema, where
+from backstop.cli import (
+    alerts,
+    cases,
+    check,
+    context,
+    erase,
+    metrics,
+    migrate,
+    pause,
+    prove,
+    replay,
+    restore,
+    run,
+    runs,
+    schema,
+    where,
+)
 from backstop.cli.out import printable
 from backstop.errors import BackstopError
 
@@ -35,6 +51,7 @@ app.command("resume")(pause.resume)
 app.command("erase")(erase.erase)
 app.add_typer(runs.app, name="runs")
 app.add_typer(restore.app, name="restore")
+app.command("replay")(replay.replay)
 
 
 @app.callback()

@@ -68,8 +68,8 @@ class Look:
 
 
 def read_letters(cur: Any, query: str, values: Mapping[str, Any]) -> list[Letter]:
-    """The letters that a query of decide.sql selects."""
-    cur.execute(_SQL["letter_columns"] + "\n" + _SQL[query], values)
+    """The letters that a query selects: the name of one of decide.sql, or the text of one like them."""
+    cur.execute(_SQL["letter_columns"] + "\n" + _SQL.get(query, query), values)
     return [Letter(*row) for row in cur.fetchall()]
 
 

@@ -1,0 +1,82 @@
+"""`backstop replay`: an incident's deliveries, planned and shown, then asked for: a canary first, or all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from backstop.cli import context, out
+from backstop.cli.instant import read_instant
+from backstop.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from backstop.dead_letters.replay_incident import Mode, Plan, Wanted
+
+
+def replay(
+    topic: Annotated[str | None, typer.Option("--topic", help="The topic.")] = None,
+    start: Annotated[str | None, typer.Option("--from", help="Created (dead letters: died) since, as 2026-11-21T02:00Z.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="... and before.")] = None,
+    verdict: Annotated[
+        list[str] | None, typer.Option("--verdict", help="LOST, UNSENT, STALLED or DEAD_LETTERED; may be repeated.")
+    ] = None,
+    cause: Annotated[list[int] | None, typer.Option("--cause", help="Dead letters of this cause; may be repeated.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Only for this consumer group.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many deliveries.")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="Messages a second, below the topic's own limit.")] = None,
+    stored: Annotated[int | None, typer.Option("--plan", help="The number of a plan that was made before.")] = None,
+    canary: Annotated[bool, typer.Option("--canary", help="Ask for the first few only.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Ask for all of it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and show only; so it is without --canary or --full.")] = False,
+    approve: Annotated[bool, typer.Option("--approve", help="Yes, also above the blast radius.")] = False,
+    by: Annotated[str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")] = None,
+    why: Annotated[str, typer.Option("--why", help="The reason; it is kept with the plan.")] = "",
+    as_json: out.Json = False,
+) -> None:
+    """Plan which deliveries of a window are sent again, show it, and ask for them: a canary, or all.
+
+    What is asked for goes out with the next resend runs, by their ramp and rate; each is judged again before it does.
+    """
+    from backstop.dead_letters.replay_incident import Wanted, run_incident
+
+    if canary + full + dry_run > 1:
+        raise _misused("--canary, --full and --dry-run exclude one another.", "Choose one.")
+    mode: Mode = "canary" if canary else "full" if full else "dry_run"
+    settings, known, who = context.load_settings(), context.connections(), by or out.who()
+    wanted: Wanted | int
+    if stored is not None:
+        wanted = stored
+    elif topic is None:
+        raise _misused("Nothing says what is wanted.", "Name the topic (--topic), or a plan (--plan).")
+    else:
+        wanted = Wanted(
+            topic=topic, who=who, why=why, start=None if start is None else read_instant("--from", start),
+            end=None if end is None else read_instant("--to", end), verdicts=tuple(verdict or ()), causes=tuple(cause or ()),
+            group=group, limit=limit, rate=rate,
+        )  # fmt: skip
+    with out.progress("replay"):
+        plan, counts = run_incident(settings, known, wanted, mode, who, approved=approve)
+    if as_json:
+        out.document({"plan": plan, "counts": counts, "mode": mode})
+        return
+    _show(plan)
+    out.line("Nothing was asked for (dry run)." if mode == "dry_run" else f"Asked for ({mode}): {counts}")
+    if plan.asked < plan.total:
+        out.line(f"  backstop replay --plan {plan.incident_id} {'--full' if mode == 'canary' else '--canary'}")
+
+
+def _show(plan: Plan) -> None:
+    out.line(f"Plan {plan.incident_id}: {plan.total} deliveries of {plan.topic}, {plan.asked} asked for already", style="bold")
+    for name, number in plan.counts.items():
+        out.line(f"  {number} to {name}")
+    if plan.examples:
+        out.line(f"  as {', '.join(plan.examples)}")
+    for reason, number in sorted(plan.left_out.items()):
+        out.line(f"  left out {number}: {reason}")
+    if plan.too_wide:
+        out.line("  more than the blast radius: all of it needs --approve", style="yellow")
+
+
+def _misused(what: str, next_step: str) -> ConfigurationError:
+    return ConfigurationError(what, kept="Nothing was started.", next_step=next_step)

@@ -1,0 +1,300 @@
+"""Plans a replay by hand: which deliveries of a window go out, which are left out and why; stored, so that what is shown is
+what runs.
+
+Two ways to choose: by verdict (of a reconcile run, judged again now), or by dead letters (their causes, or all of them). Nothing
+is sent, and no budget is raised: what has used up its sends, or must not be repeated, is its case's matter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from psycopg2.extras import execute_values
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.dead_letters.apply import policy_of
+from backstop.dead_letters.decide import Facts, budget_used, is_done
+from backstop.dead_letters.evidence import Letter, look_at, read_letters
+from backstop.dead_letters.fits_answer import why_not
+from backstop.errors import DecisionRefused, StoreUnavailable
+from backstop.named_sql import load
+from backstop.records import Category, Counts, Key, Verdict
+from backstop.resend.request import route_for
+from backstop.runs.run import Run, hold
+from backstop.verdicts.blast_radius import Radius, too_wide
+from backstop.verdicts.judge import Judge, Judged, Judgement
+from backstop.verdicts.sources import Sources
+
+_SQL = load("backstop.dead_letters", "incident.sql")
+_BATCH = 1_000
+_EXAMPLES = 5
+_NO_DUPLICATES = "a copy would reach a group that takes no duplicates: decide it by its case"
+_USED_UP = "its sends are used up: its case allows more"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a person wants replayed. The window is of created_at for verdicts, of the death for dead letters; null: open."""
+
+    topic: str
+    who: str
+    why: str
+    start: datetime | None = None
+    end: datetime | None = None
+    verdicts: tuple[str, ...] = ()
+    causes: tuple[int, ...] = ()
+    group: str | None = None
+    limit: int | None = None
+    rate: float | None = None
+    """Messages a second, below the topic's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A stored plan. `too_wide`: more than the blast radius of the policy; a second look is asked before all of it runs.
+    Not `whole`: its planning was cut short, and nothing of it is asked for."""
+
+    incident_id: int
+    topic: str
+    planned_by: str
+    why: str
+    total: int
+    asked: int
+    counts: Counts
+    """"<group>: <reason>" -> deliveries."""
+    examples: tuple[str, ...]
+    left_out: Counts
+    whole: bool
+    too_wide: bool
+    rate: float | None
+
+
+@dataclass(slots=True)
+class _Collected:
+    left_out: Counts = field(default_factory=Counts)
+    total: int = 0
+
+    def room(self, limit: int | None) -> bool:
+        return limit is None or self.total < limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Fits:
+    shard: str
+    topic: str
+    message_id: str
+    group: str
+    send_number: int
+    route: str
+    reason: str
+    letters: tuple[int, ...] = ()
+
+
+def plan(settings: Settings, connections: Connections, control: Any, run: Run, wanted: Wanted) -> Plan:
+    """Stores and returns the plan; its number is the run's. Commits page by page.
+
+    Raises DecisionRefused for what cannot be planned, StoreUnavailable when the present state could not be read, RunLost.
+    """
+    _check(settings, wanted)
+    with control, control.cursor() as cur:
+        hold(cur, run)
+        cur.execute(_SQL["begin"], {
+            "run_id": run.run_id, "who": wanted.who, "why": wanted.why,
+            "wanted": json.dumps({**asdict(wanted), "start": wanted.start and wanted.start.isoformat(),
+                                  "end": wanted.end and wanted.end.isoformat()}),
+        })  # fmt: skip
+    collected = _Collected()
+    by_letter = bool(wanted.causes) or str(Verdict.DEAD_LETTERED) in wanted.verdicts
+    verdicts = tuple(verdict for verdict in wanted.verdicts if verdict != Verdict.DEAD_LETTERED)
+    pages = _by_letter(settings, connections, control, wanted, collected) if by_letter else iter(())
+    for page in pages:
+        _store(control, run, page, wanted, collected)
+    if verdicts:
+        with Judge(settings, connections, control) as judge:
+            for page in _by_verdict(settings, control, judge, wanted, verdicts, collected):
+                _store(control, run, page, wanted, collected)
+    with control, control.cursor() as cur:
+        hold(cur, run)
+        cur.execute(_SQL["end"], {
+            "run_id": run.run_id, "left_out": json.dumps(collected.left_out), "too_wide": _is_too_wide(cur, settings, run),
+        })  # fmt: skip
+    return read_plan(control, run.run_id)
+
+
+def read_plan(control: Any, incident_id: int) -> Plan:
+    """A stored plan as it is now; DecisionRefused when there is none of this number."""
+    with control, control.cursor() as cur:
+        cur.execute(_SQL["read"], {"run_id": incident_id})
+        row = cur.fetchone()
+        if row is None:
+            raise DecisionRefused(
+                f"There is no plan {incident_id}.", kept="Nothing was asked for.", next_step="Make one: backstop replay --dry-run"
+            )
+        who, why, wanted, whole, wide, left_out = row
+        cur.execute(_SQL["read_counts"], {"run_id": incident_id})
+        found = cur.fetchall()
+        cur.execute(_SQL["read_examples"], {"run_id": incident_id, "limit": _EXAMPLES})
+        examples = tuple(message_id for (message_id,) in cur.fetchall())
+    counts = Counts({f"{group}: {reason}": number for group, reason, number, _ in found})
+    return Plan(
+        incident_id, wanted["topic"], who, why, sum(counts.values()), sum(row[3] for row in found), counts, examples,
+        Counts(left_out), whole, wide, wanted["rate"],
+    )  # fmt: skip
+
+
+def _check(settings: Settings, wanted: Wanted) -> None:
+    if wanted.topic not in settings.topics:
+        raise _refused(f"There is no topic {wanted.topic!r}.", f"Name one of: {', '.join(settings.topics)}.")
+    if wanted.group is not None and wanted.group not in settings.groups_of(wanted.topic):
+        raise _refused(f"{wanted.group!r} does not take {wanted.topic}.", "Name a group of the topic, or none.")
+    if settings.topics[wanted.topic].mode != "repair":
+        raise _refused(
+            f"Topic {wanted.topic} is in mode observe, in which nothing is ever sent.", "Set its mode to repair in backstop.yaml."
+        )
+    allowed = {str(verdict) for verdict in (Verdict.LOST, Verdict.UNSENT, Verdict.STALLED, Verdict.DEAD_LETTERED)}
+    if not wanted.verdicts and not wanted.causes:
+        raise _refused("Nothing says which deliveries are wanted.", "Name verdicts or causes.")
+    if unknown := sorted(set(wanted.verdicts) - allowed):
+        raise _refused(f"{', '.join(unknown)} is not replayed by hand.", f"Name some of: {', '.join(sorted(allowed))}.")
+    if not wanted.who.strip() or not wanted.why.strip():
+        raise _refused("A replay by hand needs a name and a reason.", "Say who asks (--by) and why (--why).")
+    if (wanted.limit is not None and wanted.limit < 1) or (wanted.rate is not None and wanted.rate <= 0):
+        raise _refused("Limit and rate must be more than 0.", "Correct them.")
+
+
+def _by_letter(
+    settings: Settings, connections: Connections, control: Any, wanted: Wanted, collected: _Collected
+) -> Iterator[list[_Fits]]:
+    after = 0
+    with Sources(settings, connections) as sources:
+        while collected.room(wanted.limit):
+            with control, control.cursor() as cur:
+                letters = read_letters(cur, _SQL["letters"], {
+                    "after": after, "topic": wanted.topic, "group": wanted.group, "causes": list(wanted.causes) or None,
+                    "start": wanted.start, "end": wanted.end, "limit": _BATCH,
+                })  # fmt: skip
+            if not letters:
+                return
+            after = letters[-1].dead_letter_id
+            look = look_at(control, settings, sources, letters)
+            fits: dict[tuple[str, str, str], _Fits] = {}
+            for letter in letters:
+                facts = look.facts[letter.dead_letter_id]
+                if facts.unread is not None:
+                    raise _away(facts.unread)
+                if (reason := _left_out(settings, letter, facts)) is not None:
+                    collected.left_out.add(reason)
+                    continue
+                assert letter.delivery is not None and facts.stub is not None
+                before = fits[letter.delivery].letters if letter.delivery in fits else ()
+                fits[letter.delivery] = _Fits(
+                    facts.stub.shard, *letter.delivery, facts.stub.send_count + 1, facts.route or "topic",
+                    f"dead letter: {letter.category or 'not classified'}", (*before, letter.dead_letter_id),
+                )  # fmt: skip
+            yield list(fits.values())
+
+
+def _left_out(settings: Settings, letter: Letter, facts: Facts) -> str | None:
+    if facts.discarded is not None:
+        return "a person gave it up"
+    if is_done(facts) and letter.category != Category.CONFLICT:
+        return "it is done: the next triage discards its letter"
+    policy = policy_of(settings, letter)
+    if (reason := why_not("replay", facts, policy)) is not None:
+        return reason
+    if facts.stub is not None and budget_used(facts.stub, policy):
+        return _USED_UP
+    return _NO_DUPLICATES if facts.route is None or facts.duplicates == "no" else None
+
+
+def _by_verdict(
+    settings: Settings, control: Any, judge: Judge, wanted: Wanted, verdicts: Sequence[str], collected: _Collected
+) -> Iterator[list[_Fits]]:
+    after = ""
+    while collected.room(wanted.limit):
+        with control, control.cursor() as cur:
+            cur.execute(_SQL["candidates"], {
+                "topic": wanted.topic, "group": wanted.group, "verdicts": list(verdicts), "after": after, "limit": _BATCH,
+            })  # fmt: skip
+            groups = {message_id: set(found) for message_id, found in cur.fetchall()}
+        if not groups:
+            return
+        after = list(groups)[-1]  # in the order of the database, not of Python
+        seen = judge.judgement([Key(wanted.topic, message_id) for message_id in groups])
+        if seen.unreachable:
+            raise _away(", ".join(sorted(seen.unreachable)))
+        known: dict[Key, dict[str, str]] = {}
+        for one in seen.judged:
+            known.setdefault(one.key, {})[one.consumer_group] = str(one.verdict)
+        page: list[_Fits] = []
+        for one in seen.judged:
+            if one.consumer_group not in groups[one.message_id] or not _in_window(seen.stubs[one.key].created_at, wanted):
+                continue
+            route = route_for(settings, one.topic, frozenset({one.consumer_group}), known[one.key])
+            if (reason := _not_eligible(settings, one, seen, verdicts, route)) is not None:
+                collected.left_out.add(reason)
+                continue
+            page.append(_Fits(
+                one.shard, one.topic, one.message_id, one.consumer_group, one.send_count + 1, route or "topic",
+                f"{one.verdict}: {one.reason}",
+            ))  # fmt: skip
+        yield page
+
+
+def _in_window(created: datetime, wanted: Wanted) -> bool:
+    return (wanted.start is None or created >= wanted.start) and (wanted.end is None or created < wanted.end)
+
+
+def _not_eligible(settings: Settings, one: Judged, seen: Judgement, verdicts: Sequence[str], route: str | None) -> str | None:
+    if len(seen.shards_of[one.key]) > 1:
+        return "it is on more than one shard; mend that first"
+    if one.verdict == Verdict.EXHAUSTED:
+        return "its sends are used up, or it is too old: decide its case"
+    if str(one.verdict) not in verdicts:
+        return f"it is {one.verdict} now"
+    if route is None or settings.groups[one.consumer_group].duplicates == "no":
+        return _NO_DUPLICATES
+    return None if one.eligible else f"it is {one.verdict}, and not to be sent yet: {one.reason}"
+
+
+def _store(control: Any, run: Run, page: Sequence[_Fits], wanted: Wanted, collected: _Collected) -> None:
+    room = page if wanted.limit is None else page[: wanted.limit - collected.total]
+    if not room:
+        return
+    rows = [
+        (run.run_id, collected.total + place, one.shard, one.topic, one.message_id, one.group, one.send_number, one.route,
+         one.reason, list(one.letters))
+        for place, one in enumerate(room, start=1)
+    ]  # fmt: skip
+    with control, control.cursor() as cur:
+        hold(cur, run)
+        execute_values(cur, _SQL["plan"], rows, template="(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s::bigint[])", page_size=_BATCH)
+    collected.total += len(rows)
+
+
+def _is_too_wide(cur: Any, settings: Settings, run: Run) -> bool:
+    cur.execute(_SQL["by_group"], {"run_id": run.run_id})
+    for topic, group, number in cur.fetchall():
+        policy = settings.policy_for(topic, group)
+        cur.execute(_SQL["newly_confirmed"], {
+            "topic": topic, "group": group, "as_of": run.as_of, "seconds": policy.blast_window.total_seconds(),
+        })  # fmt: skip
+        if too_wide(Radius(number, int(cur.fetchone()[0])), policy.blast_share, policy.blast_floor):
+            return True
+    return False
+
+
+def _away(what: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The present state could not be read: {what} did not answer.", kept="Nothing was asked for; the plan is not whole.",
+        next_step="Bring it back, then plan again.",
+    )  # fmt: skip
+
+
+def _refused(what: str, next_step: str) -> DecisionRefused:
+    return DecisionRefused(what, kept="Nothing was planned or asked for.", next_step=next_step)

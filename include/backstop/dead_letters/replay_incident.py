@@ -1,0 +1,140 @@
+"""Replays an incident by hand: a stored plan is asked for, the canary's share first or all of it.
+
+    plan (plan_incident.py) | shown, and approved above the blast radius | requests and letters, a bounded batch a transaction
+
+What was approved is what is asked for: numbers and groups are the plan's, so that a delivery which moved on since is only left
+out. Every request is judged again when it is claimed; ramp, rate, order and pause hold as for everybody.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Literal
+
+from backstop.cases.close import close_settled
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.dead_letters.apply import granted_requests, is_granted, leave_cases
+from backstop.dead_letters.evidence import read_letters
+from backstop.dead_letters.plan_incident import Plan, Wanted, plan, read_plan
+from backstop.errors import DecisionRefused, Unavailable
+from backstop.named_sql import load
+from backstop.records import Counts
+from backstop.resend.request import Ask, ask, ramped_topics
+from backstop.runs.control import connect
+from backstop.runs.run import DEAD_AFTER, Run, close_run, hold, keep_alive, open_run
+from backstop.runs.scope import name_of
+
+__all__ = ["DUTY", "Mode", "Plan", "Wanted", "execute", "plan", "read_plan", "run_incident"]
+
+DUTY = "incident"
+Mode = Literal["dry_run", "canary", "full"]
+_SQL = load("backstop.dead_letters", "incident.sql")
+_APPLY = load("backstop.dead_letters", "decide.sql")["apply"]
+_BATCH = 1_000
+
+
+def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: Mode, who: str, *, approved: bool) -> Counts:
+    """Asks for what is planned and was not asked for yet; safe to run twice. `run`: any open run, which fences the writes.
+
+    canary: the first deliveries, as many as the topic's canary; full: all. `approved`: a person saw the plan and said yes;
+    without it one above the blast radius is refused, but for its canary. Raises DecisionRefused, RunLost.
+    """
+    found, counts, after = read_plan(control, incident_id), Counts(), 0
+    if mode == "dry_run":
+        return counts
+    topic = settings.topics.get(found.topic)
+    if topic is None or topic.mode != "repair":
+        raise _refused(f"Topic {found.topic} is not in mode repair any more.", "Set its mode to repair in backstop.yaml.")
+    if not found.whole:
+        raise _refused(f"The planning of {incident_id} was cut short.", "Plan it again.")
+    if mode == "full" and found.too_wide and not approved:
+        raise _refused(
+            f"Plan {incident_id} sends {found.total} messages at once, more than the blast radius allows without a second look.",
+            "Send its canary first (--canary), then say yes to all of it (--approve).",
+        )
+    if not who.strip():
+        raise _refused("A replay by hand needs a name.", "Say who asks (--by).")
+    until = max(1, settings.policy_for(found.topic).canary) if mode == "canary" else None
+    with control, control.cursor() as cur:
+        hold(cur, run)
+        cur.execute(_SQL["approve"], {"run_id": incident_id, "who": who})
+    while True:
+        with control, control.cursor() as cur:
+            hold(cur, run)
+            cur.execute(_SQL["next"], {"run_id": incident_id, "after": after, "until": until, "limit": _BATCH})
+            rows = cur.fetchall()
+            if not rows:
+                break
+            after = rows[-1][0]
+            counts += _ask_for(cur, settings, run, incident_id, who, found.rate, rows)
+    with control, control.cursor() as cur:
+        hold(cur, run)
+        close_settled(cur)
+    return counts
+
+
+def _ask_for(
+    cur: Any, settings: Settings, run: Run, incident_id: int, who: str, rate: float | None, rows: list[tuple[Any, ...]]
+) -> Counts:
+    places = [row[0] for row in rows]
+    wanted = [row for row in rows if row[9]]
+    asks = [
+        Ask(shard, topic, message_id, number, (group,), reason, f"{who} (incident {incident_id})", route)
+        for _, shard, topic, message_id, group, number, route, reason, _, _ in wanted
+    ]
+    counts = ask(cur, asks, run.run_id, ramped_topics(settings))
+    if len(wanted) < len(rows):
+        counts.add("moved_on", len(rows) - len(wanted))
+    granted = granted_requests(cur, asks)
+    numbers = [number for row in wanted for number in row[8]]
+    letters = read_letters(cur, _SQL["open_letters"], {"letters": numbers}) if numbers else []
+    shards = {(row[2], row[3]): row[1] for row in wanted}
+    changed: list[dict[str, Any]] = []
+    for letter in letters:
+        if letter.key is not None and (number := is_granted(granted, letter)) is not None:
+            changed.append({
+                "dead_letter_id": letter.dead_letter_id, "state": "replaying", "decision": "replay", "decided_by": who,
+                "reason": f"incident {incident_id}", "shard": shards[letter.key], "send_number": number, "case_id": None,
+            })  # fmt: skip
+            counts.add("replaying")
+    cur.execute(_APPLY, {"rows": json.dumps(changed)})
+    leave_cases(cur, letters)
+    cur.execute(_SQL["asked"], {"run_id": incident_id, "places": places})
+    if rate is not None:
+        cur.execute(_SQL["pace"], {"run_id": incident_id, "places": places, "rate": rate})
+    return counts
+
+
+def run_incident(
+    settings: Settings, connections: Connections, wanted: Wanted | int, mode: Mode, who: str, *, approved: bool = False,
+    show: Callable[[Plan], None] = lambda _: None, dead_after: timedelta = DEAD_AFTER,
+) -> tuple[Plan, Counts]:  # fmt: skip
+    """Plans (or takes the stored plan of this number), shows it, and asks for it as `mode` says, without an orchestrator."""
+    control = connect(settings, connections)
+    try:
+        topic = read_plan(control, wanted).topic if isinstance(wanted, int) else wanted.topic
+        run = open_run(control, DUTY, name_of([topic]), settings, dry_run=mode == "dry_run", dead_after=dead_after)
+        try:
+            with keep_alive(lambda: connect(settings, connections), run):
+                if isinstance(wanted, int):
+                    found = read_plan(control, wanted)
+                else:
+                    found = plan(settings, connections, control, run, wanted)
+                show(found)
+                counts = execute(settings, control, run, found.incident_id, mode, who, approved=approved)
+        except BaseException as error:
+            if not control.closed:
+                control.rollback()
+                close_run(control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error))
+            raise
+        close_run(control, run, "done", counts)
+        return read_plan(control, found.incident_id), counts
+    finally:
+        control.close()
+
+
+def _refused(what: str, next_step: str) -> DecisionRefused:
+    return DecisionRefused(what, kept="Nothing was asked for.", next_step=next_step)

@@ -1,0 +1,160 @@
+"""A replay by hand: planned and shown, then asked for as it was shown; a canary first; never more than was approved."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from backstop.cli.app import run_app
+from backstop.dead_letters.replay_incident import Mode, Plan, Wanted, run_incident
+from backstop.errors import DecisionRefused
+from backstop.records import Counts
+from control_world import World, servers, world  # noqa: F401
+from triage_world import cases, dead, letters, requests, resend, set_policy, triage
+
+
+def replayed(
+    world: World, mode: Mode = "full", plan: int | None = None, approved: bool = False, **given: Any
+) -> tuple[Plan, Counts]:  # fmt: skip
+    wanted = Wanted(topic="orders", who="ann", why="outage", **given)
+    return run_incident(world.settings, world.connections, plan or wanted, mode, "ann", approved=approved)
+
+
+def lost(world: World, *message_ids: str) -> None:
+    """Deliveries that a run found UNSENT, and that still are."""
+    world.control(
+        "INSERT INTO run (duty, token, policy_version, code_version, state, finished_at)"
+        " VALUES ('reconcile', gen_random_uuid(), '-', '-', 'done', now())"
+    )
+    for message_id in message_ids:
+        world.stub(message_id)
+        world.log(message_id, "shipping")
+        world.control(
+            "INSERT INTO verdict (run_id, shard, topic, message_id, consumer_group, verdict, reason, eligible, send_count,"
+            " evidence)"
+            " SELECT max(run_id), 'shop_a', 'orders', %s, 'billing', 'UNSENT', 'never_sent', true, 0, '{}' FROM run",
+            (message_id,),
+        )
+
+
+def test_a_dry_run_shows_the_plan_and_asks_for_nothing(world: World) -> None:
+    lost(world, "a", "b")
+    plan, counts = replayed(world, "dry_run", verdicts=("UNSENT",))
+    assert (plan.total, plan.asked, plan.counts, plan.examples) == (2, 0, {"billing: UNSENT: never_sent": 2}, ("a", "b"))
+    assert (counts, requests(world)) == ({}, [])
+
+
+def test_what_was_planned_is_asked_for_once_by_the_person_and_the_incident(world: World) -> None:
+    lost(world, "a")
+    plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",))
+    replayed(world, plan=plan.incident_id)
+    assert requests(world) == [("a", 1, ["billing"], f"ann (incident {plan.incident_id})", "open")]
+    again, counts = replayed(world, plan=plan.incident_id)
+    assert (counts, again.asked) == ({}, 1)
+    assert resend(world)["published"] == 1
+
+
+def test_what_is_done_since_the_last_run_is_left_out_of_the_plan(world: World) -> None:
+    lost(world, "a", "b")
+    world.log("b", "billing")
+    plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",))
+    assert (plan.total, plan.left_out) == (1, {"it is CONFIRMED now": 1})
+
+
+def test_what_moved_on_after_the_plan_is_not_sent(world: World) -> None:
+    lost(world, "a", "b")
+    plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",))
+    world.log("a", "billing")
+    replayed(world, plan=plan.incident_id)
+    assert resend(world)["published"] == 1
+    assert {row[0]: row[4] for row in requests(world)} == {"a": "not_needed", "b": "sent"}
+
+
+def test_only_the_window_is_replayed(world: World) -> None:
+    lost(world, "old", "new")
+    world.run("producer_a", "UPDATE message_stub SET created_at = now() - interval '30 minutes' WHERE message_id = 'old'")
+    now = datetime.now(UTC)
+    plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",), start=now - timedelta(minutes=40), end=now - timedelta(minutes=20))
+    assert plan.examples == ("old",)
+
+
+def test_a_canary_asks_for_the_first_few_and_the_rest_later(world: World) -> None:
+    set_policy(world, canary=2)
+    lost(world, "a", "b", "c")
+    plan, _ = replayed(world, "canary", verdicts=("UNSENT",))
+    assert (plan.total, plan.asked) == (3, 2)
+    again, _ = replayed(world, "canary", plan=plan.incident_id)
+    assert again.asked == 2, "a canary that is repeated is the same canary"
+    assert replayed(world, "full", plan=plan.incident_id)[0].asked == 3
+
+
+def test_more_than_the_blast_radius_needs_a_yes(world: World) -> None:
+    set_policy(world, blast_floor=25, canary=1)
+    lost(world, *[f"m{number:02}" for number in range(25)])
+    plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",))
+    assert plan.too_wide
+    with pytest.raises(DecisionRefused, match="more than the blast radius"):
+        replayed(world, plan=plan.incident_id)
+    assert requests(world) == []
+    replayed(world, "canary", plan=plan.incident_id)
+    replayed(world, plan=plan.incident_id, approved=True)
+    assert len(requests(world)) == 25
+    assert world.control("SELECT approved_by FROM incident") == [("ann",)]
+
+
+def test_dead_letters_of_a_cause_are_replayed_and_leave_their_case(world: World) -> None:
+    dead(world, "m", "poison")
+    dead(world, "n", "poison", fingerprint="1:other")
+    triage(world)
+    ((cause,),) = world.control("SELECT cause_id FROM cause WHERE fingerprint = '1:poison'")
+    plan, counts = replayed(world, causes=(cause,))
+    assert (plan.total, counts["replaying"], letters(world)["n"]["state"]) == (1, 1, "open")
+    assert letters(world)["m"]["state"] == "replaying"
+    assert sorted(row[4] for row in cases(world)) == ["closed", "open"]
+    assert resend(world)["published"] == 1
+    assert triage(world)["replayed"] == 1
+
+
+def test_a_letter_that_was_decided_after_the_plan_is_left_alone(world: World) -> None:
+    dead(world, "m", "poison")
+    plan, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
+    world.control(
+        "UPDATE dead_letter SET state = 'discarded', proof = '{\"decided_by\": \"bob\"}', decided_by = 'bob', closed_at = now()"
+    )
+    _, counts = replayed(world, plan=plan.incident_id)
+    assert (counts, requests(world)) == ({"moved_on": 1}, [])
+
+
+def test_a_group_without_duplicates_and_a_used_budget_are_left_to_their_cases(world: World) -> None:
+    dead(world, "used")
+    world.run("producer_a", "UPDATE message_stub SET send_count = 4")
+    plan, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
+    assert (plan.total, plan.left_out) == (0, {"its sends are used up: its case allows more": 1})
+
+
+def test_a_rate_spreads_the_requests_over_time(world: World) -> None:
+    lost(world, "a", "b", "c")
+    replayed(world, verdicts=("UNSENT",), rate=0.1)
+    ((spread,),) = world.control("SELECT extract(epoch FROM max(not_before) - min(not_before)) FROM resend_request")
+    assert 19 < spread < 21
+
+
+def test_what_cannot_be_planned_is_refused(world: World) -> None:
+    for wrong, match in (
+        ({}, "Nothing says which"), ({"verdicts": ("CONFIRMED",)}, "not replayed by hand"),
+        ({"verdicts": ("LOST",), "group": "nobody"}, "does not take"), ({"verdicts": ("LOST",), "rate": 0}, "more than 0"),
+    ):  # fmt: skip
+        with pytest.raises(DecisionRefused, match=match):
+            replayed(world, "dry_run", **wrong)  # type: ignore[arg-type]
+
+
+def test_the_command_line_plans_and_asks(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    lost(world, "a")
+    arguments = ["replay", "--topic", "orders", "--verdict", "UNSENT", "--by", "ann", "--why", "outage"]
+    assert run_app(arguments) == 0
+    assert "1 deliveries of orders" in (told := capsys.readouterr().out) and "Nothing was asked for" in told
+    assert run_app([*arguments, "--full"]) == 0
+    assert "Asked for (full): requests 1" in capsys.readouterr().out
+    assert run_app([*arguments, "--full", "--canary"]) == 2
