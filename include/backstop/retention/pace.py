@@ -25,6 +25,10 @@ class Pace:
     def __post_init__(self) -> None:
         self._until = time.monotonic() + self.left.total_seconds()
 
+    def end_after(self, longest: timedelta) -> None:
+        """Ends it no later than so long from now."""
+        self._until = min(self._until, time.monotonic() + longest.total_seconds())
+
     def is_over(self) -> bool:
         """Whether no further step may begin."""
         return self.stop.is_set() or time.monotonic() >= self._until

@@ -1,0 +1,121 @@
+"""What the tasks of retention and audit do over real databases: opened, skipped, done, closed as what it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+import backstop_audit
+import backstop_duty as duty
+import backstop_retention
+from backstop.errors import AuditFailed, ConfigurationError, Unavailable
+from backstop.local.ports import free_port
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from retention_world import emptied, servers
+from system import ROLES, System, settings_dict, system
+
+__all__ = ["servers"]
+
+
+class Task:
+    """A task instance, as far as our tasks use it."""
+
+    def __init__(self) -> None:
+        self.pushed: dict[str, Any] = {}
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.pushed[key] = value
+
+
+@pytest.fixture(scope="module")
+def kept(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
+    with system(*servers) as made:
+        yield made
+
+
+@pytest.fixture
+def world(kept: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
+    fresh = emptied(kept)
+    hour = datetime.now(UTC) + timedelta(hours=2)
+    config = tmp_path / "backstop.yaml"
+    window = f"{hour:%H:%M}-{hour + timedelta(hours=1):%H:%M}"
+    config.write_text(json.dumps({**settings_dict(), "retention": {"window": window}}))
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(config))
+    monkeypatch.setenv("BACKSTOP_DOCS_FOLDER", str(tmp_path / "docs"))
+    for name in (*ROLES, "broker"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", fresh.urls[name])
+    return fresh
+
+
+def runs(world: System) -> list[tuple[Any, ...]]:
+    return world.rows("control", "SELECT duty, state, counts FROM run ORDER BY run_id")
+
+
+def context(partition: str | None = None) -> dict[str, Any]:
+    return {"dag_run": SimpleNamespace(partition_key=partition)}
+
+
+def test_retention_skips_outside_its_window_and_works_when_asked_to_now(world: System) -> None:
+    then = datetime.now(UTC) - timedelta(days=2)
+    world.stub("m", status="confirmed", age=timedelta(days=2), updated_at=then)
+    assert backstop_retention.open_retention(False, False) is None
+    assert runs(world) == [("retention", "done", {"window_is_shut": 1})]
+    opened = backstop_retention.open_retention(False, True)
+    assert opened is not None
+    assert backstop_retention.purge(opened, Task())["stubs"] == 1
+    duty.close(opened, [])
+    assert runs(world)[-1][:2] == ("retention", "done")
+    assert runs(world)[-1][2]["stubs"] == 1
+    assert world.rows("shop_a", "SELECT 1 FROM message_stub") == []
+
+
+def test_a_shard_that_is_away_makes_retention_incomplete(world: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_A", f"postgresql://nobody@127.0.0.1:{free_port()}/none")
+    opened, task = backstop_retention.open_retention(False, True), Task()
+    assert opened is not None
+    with pytest.raises(Unavailable, match="shop_a"):
+        backstop_retention.purge(opened, task)
+    assert task.pushed == {duty.SOMETHING_AWAY: True}
+    with pytest.raises(AirflowFailException):
+        duty.close(opened, ["purge"], away=True)
+    assert runs(world)[-1][:2] == ("retention", "incomplete")
+
+
+@pytest.mark.parametrize(("partition", "named", "day"), [
+    ("2026-11-01", None, "2026-11-01"), ("2026-11-01", "2026-11-02", "2026-11-02"),
+    (None, None, (datetime.now(UTC) - timedelta(days=1)).date().isoformat()),
+])  # fmt: skip
+def test_an_audit_is_of_its_partition_s_day_unless_a_person_names_one(
+    world: System, partition: str | None, named: str | None, day: str
+) -> None:
+    assert backstop_audit.open_audit(context(partition), named)["day"] == day
+
+
+def test_what_is_no_day_is_refused_before_a_run_is_opened(world: System) -> None:
+    with pytest.raises(ConfigurationError, match="no day"):
+        backstop_audit.open_audit(context("manual"), None)
+    assert runs(world) == []
+
+
+def test_a_sound_day_passes_its_data_checks_and_a_breach_fails_them(world: System, tmp_path: Path) -> None:
+    today = datetime.now(UTC).date().isoformat()
+    opened = backstop_audit.open_audit(context(today), None)
+    assert backstop_audit.look(opened, Task())["breaches"] == 0
+    assert (tmp_path / "docs" / duty.audit("audit", opened)).is_file()
+    duty.close(opened, [])
+    world.stub("m", status="exhausted")
+    opened = backstop_audit.open_audit(context(today), None)
+    assert backstop_audit.look(opened, Task())["breaches"] == 1
+    with pytest.raises(AuditFailed, match="exhausted_stub_has_case"):
+        duty.audit("audit", opened)
+    with pytest.raises(AirflowFailException):
+        duty.close(opened, ["audit_invariants"])
+    assert [run[:2] for run in runs(world)] == [("audit", "done"), ("audit", "failed")]
