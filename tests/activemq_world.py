@@ -212,7 +212,7 @@ class Listener:
         until(f"{line!r} of the Java listener (it said {self.said})", said)
 
     def end(self, how: str, message_id: str) -> None:
-        """Its work on this message ends: `done` or `fail`."""
+        """Its work on this message ends: `done`, `fail`, or `abandon`, without a word in the log."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{how} {message_id}\n")
         self._process.stdin.flush()

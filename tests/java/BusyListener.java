@@ -21,7 +21,7 @@ import org.apache.activemq.RedeliveryPolicy;
 
 /**
  * A consumer as other programs have it: a JMS listener on a failover connection, AUTO_ACKNOWLEDGE, that writes its log by
- * the wire contract. It is busy with a message until a line on its input says how that ends: "done ID" or "fail ID".
+ * the wire contract. It is busy with a message until a line on its input says how that ends: "done ID", "fail ID", or "abandon ID" (it fails and writes nothing of it).
  *
  * Arguments: URL, queue, group, topic. Environment: BROKER_USER, BROKER_PASSWORD, LOG_JDBC, LOG_USER, LOG_PASSWORD.
  * Output, one line each: "> started ID", "> known ID", "> done ID", "> failed ID", "> resumed".
@@ -29,7 +29,7 @@ import org.apache.activemq.RedeliveryPolicy;
 public final class BusyListener {
     private static final PrintStream SAY = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true);
     private static final Map<String, CountDownLatch> WORKING = new ConcurrentHashMap<>();
-    private static final Map<String, Boolean> ENDS_WELL = new ConcurrentHashMap<>();
+    private static final Map<String, String> ENDS = new ConcurrentHashMap<>();
 
     private static final String BEGIN =
         "INSERT INTO consumer_log AS l (consumer_group, topic, message_id, state, owner_token, fence, lease_expires_at, attempts,"
@@ -46,7 +46,7 @@ public final class BusyListener {
         + " lease_expires_at = clock_timestamp() WHERE consumer_group = ? AND topic = ? AND message_id = ? AND owner_token = ?"
         + " AND state IN ('CONSUMING', 'EXPIRED') RETURNING fence";
     private static final String FAIL =
-        "UPDATE consumer_log SET state = 'FAILED', last_error = 'the till is closed', updated_at = clock_timestamp(),"
+        "UPDATE consumer_log SET state = 'FAILED', last_error = 'Connection refused by the till', updated_at = clock_timestamp(),"
         + " lease_expires_at = clock_timestamp() WHERE consumer_group = ? AND topic = ? AND message_id = ? AND owner_token = ?"
         + " AND state IN ('CONSUMING', 'EXPIRED') RETURNING fence";
 
@@ -82,7 +82,7 @@ public final class BusyListener {
         BufferedReader orders = new BufferedReader(new InputStreamReader(System.in));
         for (String line = orders.readLine(); line != null; line = orders.readLine()) {
             String[] words = line.split(" ", 2);
-            ENDS_WELL.put(words[1], words[0].equals("done"));
+            ENDS.put(words[1], words[0]);
             latch(words[1]).countDown();
         }
         connection.close();
@@ -104,8 +104,10 @@ public final class BusyListener {
             SAY.println("> started " + id);
             latch(id).await();
             WORKING.remove(id);
-            if (!ENDS_WELL.get(id)) {
-                changes(log, FAIL, group, topic, id, token, null);
+            if (!ENDS.get(id).equals("done")) {
+                if (ENDS.get(id).equals("fail")) {
+                    changes(log, FAIL, group, topic, id, token, null);
+                }
                 SAY.println("> failed " + id);
                 throw new IllegalStateException("The till is closed");
             }
