@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
+import psycopg2
 import pytest
 import redis
 
 from backstop.brokers.redis_streams import Keys
 from backstop.dead_letters.drain import Bounds, drain_all
+from backstop.errors import BrokerUnavailable, RunLost
+from backstop.quality.audit import _breaches, session_options
+from backstop.quality.suites import checks_of
 from backstop.records import Counts
+from backstop.runs.control import connect
 from backstop.runs.run import Run, close_run, open_run
 from control_world import World, servers, world  # noqa: F401  fixtures
 
@@ -22,8 +30,10 @@ DEAD = Keys().dead("orders", "billing")
 @contextmanager
 def triage(world: World, scope: str = "*", **options: Any) -> Iterator[Run]:
     run = open_run(world.conn, "triage", scope, world.settings, **options)
-    yield run
-    close_run(world.conn, run, "done", {})
+    try:
+        yield run
+    finally:
+        close_run(world.conn, run, "done", {})
 
 
 def drain(world: World, **options: Any) -> Counts:
@@ -93,3 +103,256 @@ def test_a_second_drain_finds_nothing(world: World, client: Any) -> None:
     drain(world)
     assert drain(world) == {"queues": 5}
     assert len(stored(world)) == 10
+
+
+def test_every_queue_is_marked_with_an_instant_from_before_it_was_read(world: World, client: Any) -> None:
+    fill(client, 3)
+    with triage(world) as run:
+        drain_all(world.settings, world.connections, world.conn, run)
+        query = "SELECT queue, drained_until < clock_timestamp() FROM drain_mark WHERE run_id = %s"
+        marks = dict(world.control(query, (run.run_id,)))
+    assert DEAD in marks and all(marks.values())
+    assert Keys().dead("orders", "shipping") in marks, "an empty queue is drained, too"
+    query = "SELECT bool_and(m.drained_until <= l.drained_at) FROM drain_mark m JOIN dead_letter l USING (queue)"
+    assert world.control(query) == [(True,)]
+
+
+def test_a_large_content_is_kept_aside_whole(world: World, client: Any) -> None:
+    small, large = b"\x00\x1e\n" * 87_381, bytes(range(256)) * 1024 + b"!"
+    client.xadd(DEAD, entry("small", content=small))
+    client.xadd(DEAD, entry("large", content=large))
+    assert drain(world)["aside"] == 1
+    rows = world.control("""
+        SELECT message_id, aside, l.content, a.content, content_bytes
+        FROM dead_letter l LEFT JOIN dead_letter_aside a USING (dead_letter_id) ORDER BY 1 DESC""")
+    assert [(name, aside, at and bytes(at), kept and bytes(kept), size) for name, aside, at, kept, size in rows] == [
+        ("m-small", False, small, None, len(small)), ("m-large", True, None, large, len(large)),
+    ]  # fmt: skip
+
+
+ODD: Mapping[str, tuple[dict[Any, Any], str]] = {
+    "no headers": ({"headers": b""}, "no JSON"),
+    "broken headers": ({"headers": b"\xff\x00{"}, "no JSON"),
+    "headers that are a list": ({"headers": b'["a"]'}, "no JSON object"),
+    "headers nested too deep": ({"headers": b"[" * 100_000}, "no JSON"),
+    "no id": ({"headers": b'{"a": "b"}'}, "it has no header"),
+    "an id that is a number": ({"headers": b'{"backstop-message-id": 7}'}, "a header is no text"),
+    "an id with a NUL": ({"headers": b'{"backstop-message-id": "a\\u0000b"}'}, "message id cannot be stored"),
+    "an id with half a pair": ({"headers": b'{"backstop-message-id": "a\\ud800b"}'}, "message id cannot be stored"),
+    "an id of a megabyte": ({"headers": b'{"backstop-message-id": "%b"}' % (b"i" * 1_000_000)}, "message id cannot be stored"),
+    "a topic that is no text": ({"origin-topic": b"\xfe"}, "origin-topic is not UTF-8"),
+    "a group with a NUL": ({"origin-group": b"a\x00"}, "consumer group cannot be stored"),
+    "an offset beyond all": ({"origin-offset": b"9" * 30}, "origin-offset is no number"),
+    "deliveries that are words": ({"deliveries": b"many"}, "deliveries is no number"),
+    "a death in the year 300000": ({"died": b"9" * 19}, "died is no number"),
+}
+
+
+def test_what_is_no_message_is_kept_and_says_why_and_stops_nothing(world: World, client: Any) -> None:
+    for name, (fields, _) in ODD.items():
+        client.xadd(DEAD, {**entry(name), **fields, "content": name.encode()})
+    client.xadd(DEAD, entry("good"))
+    assert drain(world) == {
+        "queues": 5, "read": len(ODD) + 1, "stored": len(ODD) + 1, "invalid": len(ODD), "acknowledged": len(ODD) + 1,
+    }  # fmt: skip
+    found = {
+        bytes(content).decode(): (why, bytes(headers), properties)
+        for content, why, headers, properties in world.control("SELECT content, invalid, headers, properties FROM dead_letter")
+    }
+    for name, (fields, why) in ODD.items():
+        assert why in found[name][0], name
+        assert found[name][1] == fields.get("headers", json.dumps({"backstop-message-id": f"m-{name}"}).encode())
+    assert found["content"][0] is None
+    assert found["an id with a NUL"][2]["message id"] == "a\\x00b"
+    assert len(found["an id of a megabyte"][2]["message id"]) == 1_000_000
+    assert found["an offset beyond all"][2]["origin-offset"] == "9" * 30
+    without = "SELECT count(*) FROM dead_letter WHERE message_id IS NULL"
+    assert world.control(without) == [(9,)], "an id that can be read is kept, whatever else is wrong"
+
+
+def test_texts_with_every_character_that_could_break_a_row_come_back_as_they_were(world: World, client: Any) -> None:
+    odd = "m-\\.\n\\N\t\"'\x1e\x1f\x1e\x1e\r\n\\\\u0000 “ü” 注文 \x7f"
+    client.xadd(DEAD, entry(odd[2:], error=odd, cause=odd, tag=odd, key=odd, origin_topic=odd, origin_epoch=odd, other=odd))
+    client.xadd(DEAD, entry("next", error="", cause=""))
+    drain(world)
+    columns = "message_id, topic, tag, partition_key, queue_epoch, cause_text, error, properties ->> 'other'"
+    assert stored(world, columns) == [(odd,) * 8, ("m-next", "orders", None, None, "e1", "", "", None)]
+
+
+def test_a_nul_where_no_text_may_hold_one_is_escaped_and_said(world: World, client: Any) -> None:
+    client.xadd(DEAD, entry(error=b"a\x00b", cause=b"\xff", tag=b"t\x00"))
+    drain(world)
+    [(error, cause, tag, properties)] = stored(world, "error, cause_text, tag, properties")
+    assert (error, cause, tag) == ("a\\x00b", "\\xff", "t\\x00")
+    assert properties["error is escaped"] == "yes"
+
+
+def test_letters_of_topics_and_groups_that_are_not_configured_are_stored_too(world: World, client: Any) -> None:
+    client.sadd(Keys().group("billing"), "no longer a topic")
+    client.xadd(Keys().dead("no longer a topic", "billing"), entry(origin_topic="no longer a topic", origin_group="gone"))
+    drain(world)
+    assert stored(world, "topic, consumer_group, invalid") == [("no longer a topic", "gone", None)]
+
+
+def test_a_letter_stays_what_stops_its_delivery_while_it_is_drained(world: World, client: Any) -> None:
+    world.stub("m-0", sends=1)
+    client.xadd(DEAD, entry())
+    assert world.judge("m-0")["billing"].verdict == "DEAD_LETTERED"
+    drain(world)
+    assert world.judge("m-0")["billing"].verdict == "DEAD_LETTERED"
+    world.control("UPDATE dead_letter SET state = 'discarded', proof = '{}', decided_by = 't', closed_at = now()")
+    assert world.judge("m-0")["billing"].verdict != "DEAD_LETTERED"
+
+
+def test_a_dry_run_counts_and_takes_nothing(world: World, client: Any) -> None:
+    fill(client, 4)
+    with triage(world, dry_run=True) as run:
+        assert drain_all(world.settings, world.connections, world.conn, run) == {"read": 4}
+    assert client.xlen(DEAD) == 4 and stored(world) == []
+
+
+def test_a_run_over_one_topic_drains_the_groups_of_that_topic(world: World, client: Any) -> None:
+    fill(client, 2)
+    with triage(world, '["payments"]') as run:
+        assert "stored" not in drain_all(world.settings, world.connections, world.conn, run)
+    with triage(world, '["orders"]') as run:
+        assert drain_all(world.settings, world.connections, world.conn, run)["stored"] == 2
+
+
+def test_a_queue_that_is_longer_than_a_run_may_be_is_gone_on_with_by_the_next(world: World, client: Any) -> None:
+    fill(client, 100)
+    counts = drain(world, bounds=Bounds(letters=50, page=20))
+    assert (counts["stored"], counts["acknowledged"], counts["queues_cut_short"]) == (60, 60, 1)
+    assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", (DEAD,)) == [(0,)]
+    assert drain(world)["stored"] == 40
+    assert [name for (name,) in stored(world)] == [f"m-{number}" for number in range(100)]
+
+
+def test_a_queue_that_others_go_on_filling_is_drained_to_the_end_it_had(world: World, client: Any) -> None:
+    fill(client, 500)
+    stop = threading.Event()
+
+    def keep_filling() -> None:
+        with redis.Redis.from_url(world.connections.url("backstop_broker")) as another:
+            number = 500
+            while not stop.is_set():
+                fill(another, 20, start=number)
+                number += 20
+
+    filling = threading.Thread(target=keep_filling)
+    filling.start()
+    counts = drain(world, bounds=Bounds(page=50))
+    more = drain(world)
+    stop.set()
+    filling.join()
+    assert counts["stored"] >= 500 and "queues_cut_short" not in counts
+    last = drain(world)
+    assert client.xlen(DEAD) == 0
+    names = [name for (name,) in stored(world)]
+    assert names == [f"m-{number}" for number in range(len(names))]
+    assert len(names) == sum(one.get("stored", 0) for one in (counts, more, last))
+
+
+def test_two_drains_at_once_store_each_letter_once(world: World, client: Any) -> None:
+    fill(client, 3000)
+    start = threading.Barrier(2)
+
+    def one(scope: str) -> Counts:
+        control = connect(world.settings, world.connections)
+        run = open_run(control, "triage", scope, world.settings)
+        start.wait()
+        counts = drain_all(world.settings, world.connections, control, run, bounds=Bounds(page=100))
+        close_run(control, run, "done", {})
+        control.close()
+        return counts
+
+    with ThreadPoolExecutor(2) as pool:
+        counts = list(pool.map(one, ["*", '["orders"]']))
+    assert sum(one.get("stored", 0) for one in counts) == 3000
+    assert [name for (name,) in stored(world)] == [f"m-{number}" for number in range(3000)]
+    assert client.xlen(DEAD) == 0
+    assert world.control("SELECT count(*) FROM drain_batch WHERE acknowledged_at IS NULL") == [(0,)]
+
+
+def test_a_letter_that_died_again_under_its_old_id_is_stored_beside_the_first(world: World, client: Any) -> None:
+    for death in range(3):
+        client.delete(DEAD)
+        client.xadd(DEAD, entry(died=f"176374600{death}000000", error=f"death {death}"), id="77-0")
+        assert drain(world)["stored"] == 1
+    assert stored(world, "broker_id, error") == [("77-0", "death 0"), ("77-0#2", "death 1"), ("77-0#3", "death 2")]
+    client.delete(DEAD)
+    client.xadd(DEAD, entry(died="1763746002000000", error="death 2"), id="77-0")
+    assert drain(world) == {"queues": 5, "read": 1, "known": 1, "acknowledged": 1}
+    assert client.xlen(DEAD) == 0 and len(stored(world)) == 3
+
+
+def test_a_run_that_was_taken_over_stores_and_acknowledges_nothing(world: World, client: Any) -> None:
+    fill(client, 5)
+    run = open_run(world.conn, "triage", "*", world.settings)
+    with triage(world, dead_after=timedelta(0)), pytest.raises(RunLost):
+        drain_all(world.settings, world.connections, world.conn, run)
+    assert client.xlen(DEAD) == 5 and stored(world) == []
+
+
+def test_a_letter_that_the_database_cannot_hold_stays_and_is_named_and_the_others_go_on(world: World, client: Any) -> None:
+    fill(client, 7)
+    world.control("""
+        CREATE FUNCTION too_much() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE EXCEPTION 'it does not fit' USING ERRCODE = 'data_exception'; END $$;
+        CREATE TRIGGER too_much BEFORE INSERT ON dead_letter FOR EACH ROW WHEN (NEW.message_id = 'm-4')
+            EXECUTE FUNCTION too_much()""")
+    try:
+        with pytest.raises(BrokerUnavailable, match=r"billing, \d+-\d+: it cannot be stored and stays there: it does not fit"):
+            drain(world)
+    finally:
+        world.control("DROP FUNCTION too_much CASCADE")
+    assert [name for (name,) in stored(world)] == [f"m-{number}" for number in (0, 1, 2, 3, 5, 6)]
+    assert client.xlen(DEAD) == 1
+    assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", (DEAD,)) == [(0,)]
+    assert drain(world)["stored"] == 1
+
+
+def test_a_queue_whose_name_is_too_long_to_be_kept_is_named_and_the_others_go_on(world: World, client: Any) -> None:
+    topic = "注" * 500
+    client.sadd(Keys().group("billing"), topic)
+    client.xadd(Keys().dead(topic, "billing"), entry())
+    fill(client, 3)
+    with pytest.raises(BrokerUnavailable, match="its name is longer than 1300 bytes"):
+        drain(world)
+    assert len(stored(world)) == 3 and client.xlen(Keys().dead(topic, "billing")) == 1
+
+
+class TestSuite:
+    """The data check letters_drained."""
+
+    def broken(self, world: World, run_id: int) -> dict[str, int]:
+        options = session_options(run_id, None, ())
+        connection = psycopg2.connect(world.postgres.admin_dsn("control"), options=options)
+        try:
+            found = {check.name: _breaches(connection, check)["count"] for check in checks_of("letters_drained")}
+        finally:
+            connection.close()
+        return {name: count for name, count in found.items() if count}
+
+    @pytest.mark.parametrize(("change", "broken"), [
+        ("SELECT 1", {}),
+        ("UPDATE drain_batch SET acknowledged_at = NULL", {"acknowledged": 1}),
+        ("UPDATE drain_mark SET drained_until = clock_timestamp(); UPDATE drain_batch SET acknowledged_at = NULL",
+         {"acknowledged": 1, "nothing_left_open": 1}),
+        ("DELETE FROM dead_letter WHERE message_id = 'm-0'", {"counted": 1}),
+        ("UPDATE dead_letter SET queue = 'another' WHERE message_id = 'm-0'", {"counted": 1}),
+        ("UPDATE dead_letter SET content = 'cut' WHERE message_id = 'm-0'", {"contents_whole": 1}),
+        ("DELETE FROM dead_letter_aside", {"contents_whole": 1}),
+        ("UPDATE dead_letter SET broker_id = (SELECT broker_id FROM dead_letter WHERE message_id = 'm-1') || '#2'"
+         " WHERE message_id = 'm-0'", {"once": 1}),
+        ("UPDATE dead_letter SET message_id = NULL WHERE message_id = 'm-0'", {"said_why": 1}),
+    ])  # fmt: skip
+    def test_it_holds_after_a_drain_and_each_check_finds_what_it_is_for(
+        self, world: World, client: Any, change: str, broken: dict[str, int]
+    ) -> None:
+        fill(client, 3)
+        client.xadd(DEAD, entry("large", content=b"x" * 300_000))
+        with triage(world) as run:
+            drain_all(world.settings, world.connections, world.conn, run)
+            world.control(change)
+            assert self.broken(world, run.run_id) == broken

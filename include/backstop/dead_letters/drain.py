@@ -22,6 +22,7 @@ from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import Broker, DeadLetter, DeadLetterReader
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.dead_letters.storable import QUEUE_BYTES
 from backstop.dead_letters.store_page import Page, Place, store_page
 from backstop.errors import BrokerUnavailable, Unavailable
 from backstop.named_sql import load
@@ -89,6 +90,9 @@ def drain_all(
                 continue
             for queue in queues:
                 subject = f"broker {name}, {queue}"
+                if len(queue.encode(errors="replace")) > QUEUE_BYTES:
+                    drained.missed[subject] = f"its name is longer than {QUEUE_BYTES} bytes; it must be emptied by hand"
+                    continue
                 try:
                     _drain_queue(control, run, broker, name, queue, settings, bounds, drained)
                 except Unavailable as error:
@@ -119,6 +123,7 @@ def _drain_queue(
     place = Place(name, queue, began, settings.dead_letters.aside_bytes)
     until = time.monotonic() + bounds.longest.total_seconds()
     drained.counts.add("queues")
+    missed = len(drained.missed)
     read, first_batch, at_the_end = 0, None, False
     with ThreadPoolExecutor(1, thread_name_prefix="dead letters") as thread:
         reading = _Reading(thread, thread.submit(broker.open_dead_letters, place.queue).result())
@@ -136,7 +141,8 @@ def _drain_queue(
                     reading.acknowledge(page)
                 read += len(letters)
             reading.wait()
-            _finish(control, run, place, reading.forgotten(), at_the_end)
+            # A letter that could not be stored is still there: the queue is not drained.
+            _finish(control, run, place, reading.forgotten(), at_the_end and len(drained.missed) == missed)
         except Unavailable:
             wait([future for _, future in reading.under_way])
             # What the broker has forgotten, it has: only what follows is missed.

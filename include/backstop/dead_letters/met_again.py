@@ -16,7 +16,7 @@ from backstop.brokers.protocol import DeadLetter
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The last letter that is stored under a broker's id."""
+    """A letter that is stored under a broker's id."""
 
     broker_id: str
     topic: str | None
@@ -35,9 +35,8 @@ class Met(Enum):
 
 
 def met_again(letter: DeadLetter, stored: Stored, began: datetime, first_batch: int | None) -> Met:
-    """`began`: when this reader was opened. `first_batch`: the first page that this reader's letters were stored in."""
-    if (stored.topic, stored.group) != (letter.topic, letter.group):
-        return Met.NEW  # a shared queue, and copies for several groups under one id
+    """`stored`: the last one of the same id, topic and group. `began`: when this reader was opened. `first_batch`: the first
+    page that this reader's letters were stored in."""
     if letter.died_at is not None and stored.died_at is not None:
         return Met.KNOWN if letter.died_at == stored.died_at else Met.NEW
     if first_batch is not None and stored.batch_id >= first_batch:

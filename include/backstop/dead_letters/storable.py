@@ -13,15 +13,18 @@ from backstop.brokers.protocol import DeadLetter
 
 ID_BYTES, NAME_BYTES = 1024, 255
 """As the client checks them: with these an index entry has room."""
-BROKER_ID_BYTES = 512
+BROKER_ID_BYTES, QUEUE_BYTES = 512, 1300
 _INT, _BIGINT = 2**31 - 1, 2**63 - 1
 
 
 def is_storable(letter: DeadLetter) -> bool:
-    """Cheap, and never true by mistake except for text, whose encoding tells: see `escaped`."""
+    """Cheap, and true for nearly all; of other texts than names the encoding tells, when a row is written."""
     position = letter.position
+    names = f"{letter.message_id}{letter.topic}{letter.group}{letter.broker_id}"
     return (
-        (letter.message_id is None or 0 < len(letter.message_id) <= ID_BYTES // 4)
+        "\0" not in names
+        and (names.isascii() or escaped(names) == names)
+        and (letter.message_id is None or 0 < len(letter.message_id) <= ID_BYTES // 4)
         and (letter.topic is None or 0 < len(letter.topic) <= NAME_BYTES // 4)
         and (letter.group is None or 0 < len(letter.group) <= NAME_BYTES // 4)
         and len(letter.broker_id) <= BROKER_ID_BYTES // 4

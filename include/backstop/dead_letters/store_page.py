@@ -98,8 +98,10 @@ def _decide(
     for given, letter in zip(letters, ours, strict=True):
         name = letter.broker_id
         met = Met.NEW
-        if name in stored and name not in new:
-            met = met_again(letter, stored[name][-1], place.began, first_batch)
+        # A queue that several groups share may have their copies under one id.
+        same = [one for one in stored.get(name, ()) if (one.topic, one.group) == (letter.topic, letter.group)]
+        if same and name not in new:
+            met = met_again(letter, same[-1], place.began, first_batch)
         if met is Met.NEW:
             if name in stored or name in new:
                 name = _free(name, stored, new)
