@@ -11,8 +11,11 @@ from backstop.cases.decide import Decided, decide
 from backstop.cases.look import show
 from backstop.cases.note import add_note, notes_of
 from backstop.dead_letters import answer as subject
+from backstop.dead_letters.apply import decide_and_apply
 from backstop.errors import DecisionRefused, StoreUnavailable
+from backstop.records import Counts
 from backstop.runs.control import connect
+from backstop.runs.run import close_run, open_run
 from control_world import World, servers, world  # noqa: F401
 from triage_world import cases, dead, letter, letters, look_now, requests, resend, set_policy, states, triage
 
@@ -125,6 +128,24 @@ def test_a_letter_that_is_decided_while_the_answer_is_applied_is_left_out(
     done = answered(world, case_id, "replay")
     assert done.left_out == ("m: it was decided otherwise a moment ago",)
     assert [row[0] for row in requests(world)] == ["n"]
+
+
+def test_a_run_that_decides_the_same_again_leaves_the_answer_its_letters(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead(world, "m", "poison")
+    case_id = asked(world)
+    real, theirs = subject._finish, connect(world.settings, world.connections)
+
+    def meanwhile(*arguments: Any) -> Decided:
+        look_now(world)
+        run = open_run(theirs, "triage", "*", world.settings)
+        assert decide_and_apply(world.settings, world.connections, theirs, run) == {"escalated": 1}
+        close_run(theirs, run, "done", Counts())
+        return real(*arguments)
+
+    monkeypatch.setattr(subject, "_finish", meanwhile)
+    done = answered(world, case_id, "replay")
+    theirs.close()
+    assert (done.left_out, done.counts["replaying"]) == ((), 1)
 
 
 def test_a_sample_replays_a_few_and_leaves_the_case_open_for_the_rest(world: World) -> None:

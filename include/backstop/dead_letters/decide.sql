@@ -75,7 +75,13 @@ WHERE r.state = 'open' AND (r.topic, r.message_id, r.send_number)
 
 -- name: apply: what was decided of letters that the transaction holds
 UPDATE dead_letter d
-SET state = x.state, decision = x.decision, reason = x.reason, decided_by = x.decided_by, decided_at = clock_timestamp(),
+SET state = x.state, decision = x.decision, reason = x.reason, decided_by = x.decided_by,
+    -- A look that changes nothing is no new decision: an answer whose author saw this one still fits.
+    decided_at = CASE
+        WHEN (d.state, d.decision, d.reason, d.case_id) IS NOT DISTINCT FROM (x.state, x.decision, x.reason, x.case_id)
+            AND d.classified_at <= d.decided_at THEN d.decided_at
+        ELSE clock_timestamp()
+    END,
     look_at = x.look_at, case_id = x.case_id, shard = x.shard, send_number = x.send_number, proof = x.proof,
     closed_at = CASE WHEN x.state = 'discarded' THEN clock_timestamp() END
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS x(dead_letter_id bigint, state text, decision text, reason text, decided_by text,
