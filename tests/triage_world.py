@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from backstop.config.load import from_mapping
@@ -50,8 +51,8 @@ def dead(world: World, message_id: str, category: str | None = "transient", grou
 
 
 def triage(world: World, *, scope: str = "*", dry_run: bool = False, **options: Any) -> Counts:
-    """Settles replays, decides and applies: a run without draining and classifying."""
-    run = open_run(world.conn, "triage", scope, world.settings, dry_run=dry_run)
+    """Settles replays, decides and applies: a run without draining and classifying. One that was killed is taken over."""
+    run = open_run(world.conn, "triage", scope, world.settings, dry_run=dry_run, dead_after=timedelta(0))
     try:
         settled = settle_replays(world.conn, run)
         return settled + decide_and_apply(world.settings, world.connections, world.conn, run, **options)
