@@ -22,8 +22,10 @@ from backstop.schema.migrate import grant, migrate
 from backstop.schema.revisions import ROLES
 from backstop.stores.postgresql_leases import PostgresLeases
 from backstop.stores.postgresql_logs import PostgresLogs
+from backstop.stores.postgresql_purge import PostgresLogPurge, PostgresStubPurge
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import Claim, Scope, Settlement, StubOutcome
+from backstop.stores.purge import FIRST_LOG, FIRST_STUB
 
 KEY = Key("orders", "m-1")
 TOKEN = "11111111-2222-3333-4444-555555555555"
@@ -100,8 +102,8 @@ def test_a_duty_can_do_all_that_the_store_of_stubs_does(server: Postgres, logins
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE message_stub SET headers = '{}'",
-        "DELETE FROM message_stub",
+        "UPDATE message_stub SET tag = 'x'",
+        "TRUNCATE message_stub CASCADE",
         "UPDATE message_stub SET message_id = 'x'",
         "UPDATE message_stub SET created_at = now()",
         "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('t', 'x', '', now())",
@@ -187,10 +189,33 @@ def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(server: Postgres,
         assert store.logs("g", [KEY])[KEY].state == "EXPIRED"
         assert store.floor("g").year == 1
         assert all(finding.good for finding in store.check()), store.check()
-    for statement in (insert, "UPDATE consumer_log SET consumed_at = now()", "DELETE FROM consumer_log"):
+    for statement in (insert, "UPDATE consumer_log SET consumed_at = now()", "TRUNCATE consumer_log"):
         assert refused(duty, statement)
     assert refused(consumer, "DELETE FROM consumer_log")
     assert refused(consumer, "UPDATE consumer_log_floor SET log_floor = now()")
+
+
+def test_a_duty_can_purge_and_erase_and_services_cannot(server: Postgres, logins: dict[str, str]) -> None:
+    put_stub(server)
+    url = server.admin_dsn("producer")
+    run(url, "UPDATE message_stub SET status = 'voided', updated_at = now() - interval '1 h'")
+    run(url, """
+        INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)
+        VALUES ('orders', 'm-1', 1, 'producer', now(), 'sent')""")
+    stubs = PostgresStubPurge("shop_a", as_(server, logins, "backstop_duty", "producer"))
+    assert stubs.erase(KEY)
+    assert stubs.purge_stubs(stubs.old_stubs("orders", 60, 60, FIRST_STUB, 5)) == 1
+    assert run(url, "SELECT 1 FROM send_attempt") == []
+    stubs.close()
+    run(server.admin_dsn("consumer"), """
+        TRUNCATE consumer_log;
+        INSERT INTO consumer_log (consumer_group, topic, message_id, state, updated_at, first_received_at)
+        VALUES ('g', 'orders', 'm-1', 'FAILED', now() - interval '1 h', now() - interval '1 h')""")
+    logs = PostgresLogPurge("billing_db", as_(server, logins, "backstop_duty", "consumer"))
+    assert logs.purge_logs("g", logs.old_logs("g", {"orders": 60}, FIRST_LOG, 5)[0]) == 1
+    logs.close()
+    assert refused(as_(server, logins, "backstop_app", "producer"), "DELETE FROM message_stub")
+    assert refused(as_(server, logins, "backstop_consumer", "consumer"), "DELETE FROM consumer_log")
 
 
 def test_a_duty_writes_every_control_table_and_a_reader_none(server: Postgres, logins: dict[str, str]) -> None:

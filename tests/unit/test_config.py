@@ -163,6 +163,8 @@ BROKEN_RULES = {
     "replay_horizon": {"replay_horizon": "77h"},
     "log_retention": {"log_retention": "11d"},
     "stub_retention": {"stub_retention": "20d"},
+    "control_retention": {"control_retention": "20d"},
+    "dead_letter_retention": {"dead_letter_retention": "20d"},
     "blast_window": {"blast_window": "29m"},
     "recheck": {"recheck": 0},
     "max_send_duration": {"max_send_duration": 0},
@@ -294,6 +296,9 @@ def test_the_how_to_names_every_setting_of_the_policy_with_its_default() -> None
     for name, field in Policy.model_fields.items():
         value = getattr(Policy(), name)
         assert name in defaults, f"{name} ({field.description}) is not in the how-to"
+        if value is None:  # another one stands in for it, and the page says which
+            assert not defaults[name][0].isdigit(), name
+            continue
         meant = parse_duration(defaults[name]) if isinstance(value, timedelta) else type(value)(defaults[name])
         assert meant == value, name
 
