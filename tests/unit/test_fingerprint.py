@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import log_templates
 from backstop.dead_letters.find_patterns import Patterns, find_patterns
 from backstop.dead_letters.fingerprint import HEAD, TAIL, TEMPLATE, VERSION, fingerprint, shape_of
+from backstop.dead_letters.group_texts import group_texts
 
 SLOTS = {
     "a uuid": ("order 6fa459ea-ee8a-3ca4-894e-db77e160355e is gone", "order <*> is gone"),
@@ -165,10 +166,8 @@ def test_slots_of_any_value_leave_one_template(number: int, uuid: object, addres
     assert fingerprint(text).template.startswith("order <*> (<*>) from <*> failed at <*>: value=<*>")
 
 
-def grouped(texts: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    shapes = [(true, fingerprint(text).template) for true, text in texts]
-    found = find_patterns(dict.fromkeys((template for _, template in shapes), "unknown"))
-    return [(true, found.get(template, template)) for true, template in shapes]
+def grouped(made: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return list(zip((true for true, _ in made), group_texts([text for _, text in made]), strict=True))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -28,7 +28,7 @@ _TIME = re.compile(
         rf"(?<![\w.])\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}(?:[T\s_-]{_CLOCK}{_ZONE}|[T\s_-]\d{{2}}\.\d{{2}}\.\d{{2}}(?:\.\d+)?)?(?![\w])",
         rf"(?<![\w.])\d{{1,2}}[-/.]\d{{1,2}}[-/.]\d{{2,4}}[\sT,]{{1,2}}{_CLOCK}{_ZONE}(?!\w)",
         r"\b\d{8}T\d{6}(?:\.\d+)?Z?\b",
-        rf"(?<![\w.:]){_CLOCK}{_ZONE}(?![\w:])",
+        rf"(?<![\w.:-]){_CLOCK}{_ZONE}(?![\w:])",
         r"\bP(?:\d+D)?T(?:\d+H)?(?:\d+M)?(?:[\d.]+S)?(?!\w)",
     ))
 )  # fmt: skip
@@ -62,17 +62,19 @@ _KEY_VALUE = re.compile(
     r"(\([^()\n]{0,1000}\)|\[[^\[\]\n]{0,1000}\]|\{[^{}\n]{0,1000}\}|<[^<>\s]{0,200}>(?:[^\s,;)\]}]{0,200})|[^\s,;()\[\]{}]{0,2000})"
 )
 _SAYS_WHAT = frozenset({
-    "error", "err", "errors", "code", "errcode", "error_code", "errorcode", "errno", "sqlstate", "reason", "exception", "cause",
-    "type", "kind", "status", "msg", "message",
+    "error", "err", "errors", "code", "errcode", "error_code", "errorcode", "sqlstate", "reason", "exception", "cause", "type",
+    "kind", "status", "msg", "message",
 })  # fmt: skip
-"""Keys whose value says what happened; it is kept, with its own slots taken out."""
+"""Keys whose value in words says what happened."""
+_SAYS_CODE = frozenset({"code", "errcode", "error_code", "errorcode", "errno", "sqlstate", "status_code"})
+"""Keys whose number says it."""
 _TOKEN = re.compile(r"<\*>|[^\s,;()\[\]{}<>\"'`=|]{1,4096}")
 _NUMBER = re.compile(
     r"[-+~±#$€£]{0,2}\d[\d.,_]*(?:[eE][-+]?\d+)?(?:[-x×]\d[\d.,_]*)?"
     r"(?:st|nd|rd|th|ns|us|µs|ms|s|sec|secs|min|mins|m|h|hrs?|d|days?|[kKMGTP]?i?[bB](?:ps|/s)?|[kKMGTP]|[kMG]?Hz|%|x|°?C|px)?"
 )
 _UNIT = re.compile(
-    r"<\*>\s(?:ns|us|µs|ms|milli(?:s|second)s?|s|secs?|seconds?|mins?|minutes?|h|hrs?|hours?|days?|bytes?|[KMGTP]i?B(?:/s|ps)?|kB|[kM]bit/s|%)(?![\w/])",
+    r"<\*>\s(?:ns|us|µs|ms|milli(?:s|second)s?|s|secs?|seconds?|mins?|minutes?|h|hrs?|hours?|days?|bytes?|[KMGTP]?i?B(?:/s|ps)?|kB|[kM]bit/s|%)(?![\w/])",
 )
 _HEX = re.compile(r"(?:0[xX][0-9a-fA-F]+[lL]?|[0-9a-fA-F]{8,})")
 _SPEAKING = re.compile(
@@ -98,6 +100,7 @@ _FILE = re.compile(
 )
 _LABELLED = re.compile(r"[\"']?([^\W\d][\w.\-]{0,200}?)([.:,;!?)\]\"']{0,3})((?:\().*)?")
 _LIST = re.compile(r"<\*>(?:\s?[,;|]\s?(?:and |or )?<\*>|\s(?:and |or )?<\*>|[-/:.+@x]<\*>){1,500}")
+_NAMES = re.compile(r"(?<![\w.\-])(?:(?:<\*>|[a-z_][\w.\-]{0,80}),\s){1,200}(?:<\*>|[a-z_][\w.\-]{0,80})")
 _BRACKETS = re.compile(r"\[([^\[\]]{0,2000})\]")
 _PARENS = re.compile(r"\(([^()]{0,2000})\)")
 _BRACES = re.compile(r"\{([^{}]{0,4000})\}")
@@ -120,9 +123,14 @@ def mask_line(line: str) -> str:
     text = _CHANGED.sub(f"from {SLOT} to {SLOT}", _mask_labelled(text))
     for _ in range(3):
         before = text
-        text = _BRACES.sub(lambda found: f"{{{SLOT}}}" if _holds_values(found[1]) else found[0], text)
-        text = _BRACKETS.sub(_mask_brackets, text)
-        text = _PARENS.sub(lambda found: f"({SLOT})" if "," in found[1] and SLOT in found[1] else found[0], text)
+        if "{" in text:
+            text = _BRACES.sub(lambda found: f"{{{SLOT}}}" if _holds_values(found[1]) else found[0], text)
+        if "[" in text:
+            text = _BRACKETS.sub(_mask_brackets, text)
+        if "(" in text:
+            text = _PARENS.sub(lambda found: f"({SLOT})" if "," in found[1] and SLOT in found[1] else found[0], text)
+        if ", " in text:
+            text = _NAMES.sub(_mask_names, text)
         text = _LIST.sub(SLOT, text)
         if text == before:
             break
@@ -158,11 +166,13 @@ def _keep_stop(found: re.Match[str]) -> str:
 
 def _mask_value(found: re.Match[str]) -> str:
     key, equals, value = found[1], found[2], found[3]
-    if " " in equals and not (_has_digit(value) or SLOT in value or value[:1] in ("(", "[", "{")):
+    if " " in equals and value.strip(".:!?").isalpha():
         return found[0]  # `desc = connection refused`: a sentence, whose first word says nothing alone
-    if key.lower() in _SAYS_WHAT and value and value[0] not in "([{<":
-        kept = value.translate(_DIGITS) if value.isdigit() and len(value) <= 5 else value
-        return f"{key}{equals}{kept}"
+    if value and value[0] not in "([{<":
+        if value.isdigit() and len(value) <= 5 and key.lower() in _SAYS_CODE:
+            return f"{key}={value.translate(_DIGITS)}"
+        if not _has_digit(value) and key.lower() in _SAYS_WHAT:
+            return f"{key}={value}"
     name = _PARENS.sub(f"({SLOT})", key) if "(" in key else key
     if _has_digit(name):
         name = SLOT
@@ -265,6 +275,14 @@ def _mask_brackets(found: re.Match[str]) -> str:
         return found[0]
     if SLOT in inside or "," in inside or (" " not in inside and may_be_name(inside)):
         return f"[{SLOT}]"
+    return found[0]
+
+
+def _mask_names(found: re.Match[str]) -> str:
+    """A list of names; a sentence with commas stays."""
+    end = found[0].rstrip(".")
+    if all(item == SLOT or may_be_name(item) for item in end.split(", ")):
+        return SLOT + found[0][len(end) :]
     return found[0]
 
 
