@@ -54,6 +54,8 @@ class Airflow:
         self._database_url = database_url
         self.env = dict(env)
         self._parallelism = parallelism
+        self.users = {ADMIN: "admin"}
+        """Login name -> role of Airflow's simple auth manager; set before `start`."""
         self._api: AirflowApi | None = None
         self._children = {name: Child(f"Airflow's {name}", self.home / f"{name}.log") for name in COMMANDS}
 
@@ -77,6 +79,10 @@ class Airflow:
         if self._api is None:
             self._api = AirflowApi(self.url, ADMIN, self.password)
         return self._api
+
+    def api_of(self, user: str) -> AirflowApi:
+        """The REST client, logged in as another of `users`."""
+        return AirflowApi(self.url, user, str(json.loads((self.home / "passwords.json").read_text())[user]))
 
     @property
     def running(self) -> bool:
@@ -142,7 +148,7 @@ class Airflow:
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__FERNET_KEY": secret["fernet_key"],
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN}:admin",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in self.users.items()),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
             "AIRFLOW__API__HOST": LOOPBACK,
             "AIRFLOW__API__PORT": str(self.port),
@@ -165,8 +171,10 @@ class Airflow:
                 "jwt_secret": secrets.token_urlsafe(64),
             }
             write_private(self.home / "secrets.json", json.dumps(made))
-        if not (self.home / "passwords.json").exists():
-            write_private(self.home / "passwords.json", json.dumps({ADMIN: secrets.token_urlsafe(12)}))
+        file = self.home / "passwords.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        if set(self.users) - set(known):
+            write_private(file, json.dumps({name: secrets.token_urlsafe(12) for name in self.users} | known))
 
     def _migrate(self, settings: Mapping[str, str]) -> None:
         """`airflow db migrate` takes seconds even when nothing is due, so a marker of the version skips

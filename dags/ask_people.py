@@ -1,0 +1,62 @@
+"""### ask_people: cases come before a person, the most severe first
+
+Once a minute: starts a run of `decide_case` for open cases that nobody is asked about, so many at a time (`people.questions`,
+10), and ends the questions whose case was decided or closed elsewhere.
+
+    look >> start (one for each question)
+
+What each task does, and what to do when it is red:
+
+- **look** writes down which cases are asked about, before it asks. Red: the control database is away, or `decide_case` is
+  paused while cases wait: unpause it.
+- **start** starts one run each; one that runs already is left alone. Red: Airflow's API did not answer; the next minute starts
+  it under the same name.
+
+**Is it safe to run twice?** Yes: a case has one live question, whoever asks.
+
+**By hand**: *Trigger*; or start `decide_case` for one case.
+
+**Stop**: pause this DAG. Cases stay open, their alerts go out, and `backstop cases decide` works.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import dag, task
+
+try:
+    from backstop.plugins import backstop_decide as people
+    from backstop.plugins.backstop_notify import tell_failure
+    from backstop.plugins.backstop_schedule import every
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    import backstop_decide as people
+    from backstop_notify import tell_failure
+    from backstop_schedule import every
+
+
+@task(retries=0)
+def look(**context: Any) -> list[dict[str, Any]]:
+    """The runs to start; often none."""
+    return people.look_for_questions(context["ti"])
+
+
+@dag(
+    dag_id="ask_people",
+    schedule=every("BACKSTOP_ASK_SCHEDULE", "1m"),
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    dagrun_timeout=timedelta(minutes=10),
+    default_args={"owner": "backstop", "retries": 0, "execution_timeout": timedelta(minutes=5)},
+    on_failure_callback=tell_failure,
+    tags=["backstop"],
+    doc_md=__doc__,
+)
+def ask_people() -> None:
+    """Wiring only."""
+    people.StartRunOperator.partial(task_id="start").expand_kwargs(look())
+
+
+dag = ask_people()

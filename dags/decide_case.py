@@ -1,0 +1,78 @@
+"""### decide_case: one case, one person, one answer
+
+Each run shows one case under *Required Actions* and waits until a person answers: for days, if need be. The DAG `ask_people`
+starts a run for the most severe open cases, so many at a time (`people.questions`); all others wait for the command line
+(`backstop cases list`). Nothing has a default, and nothing answers by itself.
+
+    ask >> apply
+
+What each task does, and what to do when it is red:
+
+- **ask** writes the form: what happened, the evidence, what each answer does. Skipped: the case was decided or closed elsewhere.
+  Red: the control database was away, or there is no such case, or another run asks about it; its log says which. An answer in
+  the first second after the question may be lost on its way into Airflow: the question then comes again.
+- **apply** reads the state again and applies the answer in the name of who gave it. Skipped: it was not applied, because the
+  case changed meanwhile, no reason was given, or the person may not decide; its log and XCom say which, and if the case is still
+  open it is asked about again, beginning with that reason. Red: a database or the broker was away; clear it, and the same answer
+  is applied: nobody is asked twice for it.
+
+**Who may answer**: `people.deciders` in backstop.yaml; else whom Airflow lets answer (in its simple auth manager: the roles op
+and admin).
+
+**Is it safe to run twice?** Yes. A case has one question at a time, and a decision that was applied is not applied again.
+
+**By hand**: *Trigger* with `case_id`, or without Airflow: `backstop cases decide`.
+
+**Stop**: pause `ask_people`; questions that stand open can still be answered.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Param, dag, task
+
+try:
+    from backstop.plugins import backstop_decide as people
+    from backstop.plugins.backstop_notify import tell_failure
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    import backstop_decide as people
+    from backstop_notify import tell_failure
+
+
+@task(retries=3, execution_timeout=timedelta(minutes=30))
+def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """The answer is fetched here and is no argument: arguments are shown to every reader, and it may hold content."""
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    done = people.apply_answer(params["case_id"], context["run_id"], context["ti"].xcom_pull(task_ids="ask"))
+    if done["how"] not in ("applied", "partly"):
+        context["ti"].xcom_push(key="said", value=done["said"])
+        raise AirflowSkipException(done["said"])
+    return done
+
+
+@dag(
+    dag_id="decide_case",
+    schedule=None,
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=200,  # each waits for a person and holds no worker; people.questions bounds them
+    default_args={
+        "owner": "backstop",
+        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
+    },
+    params={"case_id": Param(type="integer", minimum=1, title="Case", description="As `backstop cases list` shows it")},
+    on_failure_callback=tell_failure,
+    tags=["backstop"],
+    doc_md=__doc__,
+)
+def decide_case() -> None:
+    """Wiring only. No time limit: a person takes as long as it takes."""
+    asked = people.AskPersonOperator(task_id="ask", retries=2, retry_delay=timedelta(seconds=1))
+    asked >> apply()
+
+
+dag = decide_case()

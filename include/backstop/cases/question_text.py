@@ -1,0 +1,88 @@
+"""Writes a question about a case as Markdown (pure): what happened, the evidence, what each answer would do.
+
+Ids, templates and summaries hold whatever somebody put into a message. All of it stands in code, where Markdown, HTML and
+addresses mean nothing, and characters that cannot be seen are written as numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backstop.cases.actions import ACTIONS
+from backstop.cases.look import Case, MemberLook
+
+EXAMPLES = 10
+LONGEST = 300
+"""Characters of one value; the page of the case has the whole."""
+_KEPT_FOR_ELSEWHERE = ("decisions", "examples")
+
+
+def subject_of(case: Case) -> str:
+    """The headline: numbers and names of ours first, the topic last."""
+    return f"Case {case.case_id}: {case.kind} in {plain(case.topic) or 'no topic'} ({case.severity})"
+
+
+def body_of(
+    case: Case, members: Sequence[MemberLook], *, page: str | None, said: str | None = None, asked_of: int | None = None
+) -> str:
+    """The whole question. `page`: address of the evidence; `said`: what became of the answer before."""
+    lines = []
+    if said:
+        lines += [f"**The last answer was not applied as it stood:** {code(said)}", ""]
+    lines += [
+        f"**What happened:** {code(case.summary)}", "",
+        f"Topic {code(case.topic)}, group {code(case.consumer_group)}, since {case.opened_at:%Y-%m-%d %H:%M} UTC,"
+        f" last seen {case.last_seen_at:%Y-%m-%d %H:%M} UTC."
+        f" {case.open_members if asked_of is None else asked_of} open of {case.members} deliveries.", "",
+    ]  # fmt: skip
+    facts = [(name, value) for name, value in case.evidence.items() if name not in _KEPT_FOR_ELSEWHERE]
+    lines += [f"- {plain(name)}: {code(_text(value))}" for name, value in facts]
+    examples = [code(member.message_id) + _verdict(member) for member in members if member.settled_at is None][:EXAMPLES]
+    examples += [code(_text(one)) for one in _listed(case.evidence.get("examples"))][:EXAMPLES]
+    if examples:
+        lines += ["", "**For example:**", "", *(f"- {one}" for one in examples)]
+    lines += _history(case.evidence)
+    lines += ["", "**Your answers:**", "", *(f"- **{action}**: {ACTIONS[action]}" for action in case.actions), ""]
+    lines.append("Say why: without a reason nothing is applied. The state is read again before anything is done.")
+    where = f"[The evidence]({page}), or " if page else ""
+    lines += ["", f"{where}`backstop cases show {case.case_id}`."]
+    return "\n".join(lines)
+
+
+def code(value: str) -> str:
+    """A value as code: one line, bounded, with a fence longer than any run of backticks in it."""
+    text = plain(value)
+    if not text:
+        return "(empty)"
+    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def plain(value: str) -> str:
+    """One bounded line in which everything can be seen."""
+    cut = value if len(value) <= LONGEST else f"{value[:LONGEST]} ... ({len(value)} characters)"
+    return "".join(char if char == " " or char.isprintable() else f"\\u{ord(char):04x}" for char in cut).strip()
+
+
+def _verdict(member: MemberLook) -> str:
+    return f" for {code(member.consumer_group)}" + (f": {member.verdict} ({code(member.reason or '')})" if member.verdict else "")
+
+
+def _history(evidence: Mapping[str, Any]) -> list[str]:
+    before = [entry for entry in _listed(evidence.get("decisions")) if isinstance(entry, Mapping)][-5:]
+    if not before:
+        return []
+    told = [{name: code(str(entry.get(name))) for name in ("at", "by", "action", "why")} for entry in before]
+    return ["", "**Decided before:**", "", *("- {at}, {by} decided to {action}: {why}".format(**entry) for entry in told)]
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)

@@ -1,0 +1,64 @@
+-- Named queries on the control database: which cases people are asked about, and what became of it.
+
+-- name: one_chooser: two choosers wait for each other, so that the bound holds
+SELECT pg_advisory_xact_lock(hashtextextended('backstop.case_question', 0));
+
+-- name: choose: questions for the most severe open cases, the oldest first, until so many are live
+-- A case whose last question was lost is not asked about again at once: what ended that run may still be there.
+INSERT INTO case_question (case_id, number, dag_run_id)
+SELECT c.case_id, n.number, 'case-' || c.case_id || '-' || n.number
+FROM case_file c
+CROSS JOIN LATERAL (SELECT coalesce(max(q.number), 0) + 1 AS number FROM case_question q WHERE q.case_id = c.case_id) AS n
+WHERE c.state = 'open'
+    AND NOT EXISTS (
+        SELECT 1 FROM case_question q
+        WHERE q.case_id = c.case_id
+            AND (q.ended_at IS NULL OR q.how = 'lost' AND q.ended_at > clock_timestamp() - %(after_lost)s))
+ORDER BY array_position(ARRAY['critical', 'warning', 'info'], c.severity), c.opened_at, c.case_id
+LIMIT greatest(%(limit)s - (SELECT count(*) FROM case_question WHERE ended_at IS NULL), 0)
+ON CONFLICT DO NOTHING
+RETURNING case_id, number, dag_run_id;
+
+-- name: live: questions without an end, and whether their case still needs an answer
+SELECT q.case_id, q.number, q.dag_run_id, c.state = coalesce(q.shown ->> 'state', 'open')
+    AND coalesce((q.shown ->> 'reopened')::int, c.reopened) = c.reopened AS needed
+FROM case_question q JOIN case_file c USING (case_id)
+WHERE q.ended_at IS NULL
+ORDER BY q.case_id;
+
+-- name: of_run: the question that a run in Airflow shows
+SELECT case_id, number, dag_run_id, asked_at, shown_at, shown, answered_by, answer, ended_at, how, said
+FROM case_question WHERE dag_run_id = %(dag_run_id)s;
+
+-- name: live_of_case: the run that shows the live question of a case
+SELECT dag_run_id FROM case_question WHERE case_id = %(case_id)s AND ended_at IS NULL;
+
+-- name: ask_by_hand: a question that somebody started themselves
+INSERT INTO case_question (case_id, number, dag_run_id)
+SELECT %(case_id)s, coalesce(max(number), 0) + 1, %(dag_run_id)s FROM case_question WHERE case_id = %(case_id)s
+ON CONFLICT DO NOTHING;
+
+-- name: ask_again: a run that had ended is cleared in Airflow
+UPDATE case_question q SET ended_at = NULL, how = NULL, answered_by = NULL, answer = NULL, shown_at = NULL, shown = '{}'
+WHERE q.dag_run_id = %(dag_run_id)s AND q.ended_at IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM case_question o WHERE o.case_id = q.case_id AND o.ended_at IS NULL);
+
+-- name: last_said: what became of the answer before
+SELECT said FROM case_question
+WHERE case_id = %(case_id)s AND number < %(number)s AND how IN ('not_applied', 'partly', 'lost') AND said IS NOT NULL
+ORDER BY number DESC LIMIT 1;
+
+-- name: present: what a person would see now
+SELECT c.state, c.reopened, c.decision, c.decided_by,
+    (SELECT count(*) FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL)
+    + (SELECT count(*) FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open' AND d.message_id IS NULL) AS open
+FROM case_file c WHERE c.case_id = %(case_id)s;
+
+-- name: shown: the form is about to be written
+UPDATE case_question SET shown_at = clock_timestamp(), shown = %(shown)s::jsonb
+WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL;
+
+-- name: ended: the question is over, once
+UPDATE case_question
+SET ended_at = clock_timestamp(), how = %(how)s, said = left(%(said)s, 4000), answered_by = %(who)s, answer = %(answer)s
+WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL;

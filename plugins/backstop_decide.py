@@ -1,0 +1,269 @@
+"""Put cases before people in Airflow's human-in-the-loop view, and apply what they answer.
+
+Light: DAG files import it. What is asked, and how an answer becomes a decision, is in backstop.cases; here is only what
+Airflow must be told: who may answer, which fields the form has, which runs are to be started.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from inspect import unwrap
+from typing import Any
+
+from airflow.sdk import BaseOperator, Param
+
+try:
+    from backstop.plugins.backstop_duty import control_room, told
+    from backstop.plugins.backstop_links import PREFIX, base_url
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    from backstop_duty import control_room, told
+    from backstop_links import PREFIX, base_url
+
+DAG = "decide_case"
+log = logging.getLogger(__name__)
+
+Answer = dict[str, Any]
+"""option, inputs (the form's fields), user_id, user_name: what `ask` hands to `apply`."""
+
+
+class AskPersonOperator(BaseOperator):
+    """Shows one case and waits, without a worker, until a person answers; nothing answers in their place.
+
+    The form is written when the task starts, from the case as it is then; a case that needs no answer any more skips it.
+    Airflow's own HITLOperator does the asking; it takes its form when a DAG file is read, and imports too much for that.
+    """
+
+    template_fields = ()
+
+    def execute(self, context: Any) -> None:
+        """Writes the form and parks the task."""
+        from airflow.providers.standard.operators.hitl import HITLOperator
+
+        form = form_of(int(context["params"]["case_id"]), context["run_id"])
+        # Unwrapped, because the guard around it warns of operators that are called by hand.
+        unwrap(HITLOperator.execute)(HITLOperator(task_id=self.task_id, **form), context)
+
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> Answer:
+        """The answer, as plain values. Airflow's API has held the option against the form; `apply` says what is missing."""
+        if "error" in event:
+            raise RuntimeError(f"Airflow ended the question without an answer: {event['error']}")
+        user, inputs = event["responded_by_user"] or {}, event["params_input"] or {}
+        return {
+            "option": "".join(event["chosen_options"][:1]),
+            "inputs": {name: _storable(value) for name, value in inputs.items() if value not in (None, "")},
+            "user_id": user.get("id"),
+            "user_name": user.get("name"),
+        }
+
+
+class StartRunOperator(BaseOperator):
+    """Starts one run of another DAG under a given name; one that is there already is left alone, or begun anew (`reset`).
+
+    The provider's own takes a third of a second to import in every DAG file.
+    """
+
+    template_fields = ()
+
+    def __init__(self, *, dag_run_id: str, conf: dict[str, Any], reset: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.dag_run_id, self.conf, self.reset = dag_run_id, conf, reset
+
+    def execute(self, context: Any) -> None:
+        """Airflow starts it when this task ends."""
+        from airflow.sdk.exceptions import DagRunTriggerException
+
+        raise DagRunTriggerException(
+            trigger_dag_id=DAG, dag_run_id=self.dag_run_id, conf=self.conf, logical_date=None,
+            reset_dag_run=self.reset, skip_when_already_exists=True, wait_for_completion=False,
+            allowed_states=[], failed_states=[], poke_interval=60, deferrable=False,
+        )  # fmt: skip
+
+
+@told
+def form_of(case_id: int, dag_run_id: str) -> dict[str, Any]:
+    """Subject, body, options, fields and who may answer, of a case that still needs an answer.
+
+    Raises AirflowSkipException when it does not, AirflowFailException when this run may not ask.
+    """
+    from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+    from backstop.cases.look import show
+    from backstop.cases.question_text import EXAMPLES, body_of, subject_of
+    from backstop.cases.questions import begin, end, last_said, show_now, why_stale
+    from backstop.errors import DecisionRefused
+
+    with control_room() as room:
+        try:
+            asked = begin(room.control, case_id, dag_run_id)
+        except DecisionRefused as error:
+            raise AirflowFailException(str(error)) from error
+        case, members = show(room.control, case_id, EXAMPLES)
+        now = show_now(room.control, asked.question)
+        over = why_stale(asked.shown, now) if asked.shown else None
+        if over or not case.actions:
+            said = over or f"the case is {case.state}"
+            end(room.control, dag_run_id, "over", said)
+            raise AirflowSkipException(said)
+        before = last_said(room.control, asked.question)
+        return {
+            "subject": subject_of(case),
+            "body": body_of(case, members, page=f"{base_url()}{PREFIX}/cases/{case_id}", said=before),
+            "options": list(case.actions),
+            "params": fields_of(case.kind, case.actions),
+            "assigned_users": deciders(room.settings),
+        }
+
+
+def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
+    """The form's fields; all begin empty, so that nothing is decided by leaving one as it is."""
+    fields = {"why": _field("Why", "The reason; it is kept with the case. Without it nothing is applied.", lines=True)}
+    if kind not in ("lease_leak", "repeated_failure", "new_epoch", "ramp_stopped"):
+        fields["ids"] = _field("Only these", "Message ids, one a line; empty: every open delivery of the case", lines=True)
+    if "raise" in actions:
+        fields["more"] = _number("More sends", "For raise: how many more; empty: one", most=100)
+    if "replay_sample" in actions:
+        fields["sample"] = _number("Sample", "For replay_sample: how many; empty: as the policy's canary", most=10_000)
+    if "edit" in actions:
+        kept = "For edit: the whole content, as text. Airflow keeps what is typed here."
+        fields["content"] = _field("New content", kept, lines=True)
+        fields["content_base64"] = _field("New content, base64", "For edit: the same for content that is no text", lines=True)
+    return fields
+
+
+def _storable(value: Any) -> Any:
+    """PostgreSQL keeps no null byte in a text."""
+    return value.replace("\0", "") if isinstance(value, str) else value
+
+
+def _field(title: str, description: str, *, lines: bool = False) -> Param:
+    extra = {"format": "multiline"} if lines else {}
+    return Param(None, type=["null", "string"], title=title, description=description, **extra)
+
+
+def _number(title: str, description: str, *, most: int) -> Param:
+    return Param(None, type=["null", "integer"], minimum=1, maximum=most, title=title, description=description)
+
+
+def deciders(settings: Any) -> list[dict[str, str]]:
+    """The users who may answer, for Airflow's own check; empty: whoever Airflow lets answer."""
+    named = settings.people.deciders if settings.people.deciders is not None else simple_deciders()
+    return [{"id": name, "name": name} for name in named or ()]
+
+
+def simple_deciders() -> tuple[str, ...] | None:
+    """Who has the role op or admin in Airflow's simple auth manager, which lets lesser ones answer; null: another manager."""
+    from airflow.sdk import conf
+
+    if not str(conf.get("core", "auth_manager", fallback="")).endswith(".SimpleAuthManager"):
+        return None
+    if conf.getboolean("core", "simple_auth_manager_all_admins", fallback=False):
+        return None
+    users = [entry.strip().split(":") for entry in str(conf.get("core", "simple_auth_manager_users", fallback="")).split(",")]
+    return tuple(user[0] for user in users if len(user) > 1 and user[1].lower() in ("op", "admin"))
+
+
+def may_decide(settings: Any, user_id: str | None) -> bool:
+    """Asked again when the answer is applied: an answer without a known user decides nothing."""
+    if not user_id:
+        return False
+    named = settings.people.deciders if settings.people.deciders is not None else simple_deciders()
+    return named is None or user_id in named
+
+
+@told
+def apply_answer(case_id: int, dag_run_id: str, answer: Answer | None) -> dict[str, Any]:
+    """Decides the case by this answer, unless it does not fit any more; returns how it ended and what to say of it.
+
+    Raises Unavailable when the present state cannot be read: the answer is kept, and applied by the next try.
+    """
+    from backstop.cases.decide import decide
+    from backstop.cases.questions import asked, end, present, why_stale
+    from backstop.errors import DecisionRefused
+
+    with control_room() as room:
+        question = asked(room.control, dag_run_id)
+        if question is not None and question.how is not None:
+            return {"how": question.how, "said": question.said or ""}
+        answer = answer or {}
+        option, inputs = str(answer.get("option", "")), dict(answer.get("inputs") or {})
+        who, why = str(answer.get("user_name") or ""), str(inputs.get("why", "")).strip()
+        how, said = "not_applied", ""
+        now = present(room.control, case_id)
+        if not may_decide(room.settings, answer.get("user_id")):
+            said = f"{who or 'nobody'} may not decide cases (people.deciders, or the role op)"
+        elif not why:
+            said = f"{who} chose {option} without a reason"
+        elif (now.decision, now.decided_by) != (option, who) and (
+            stale := why_stale(question.shown if question else {}, now)
+        ):
+            said = f"{who} chose {option}, and {stale}"
+        else:
+            try:
+                decided = decide(room.control, room.settings, room.connections, case_id, option, who, why, options_of(inputs))
+                how = "partly" if decided.left_out else "applied"
+                said = f"{who} chose {option}: {decided.counts}" + "".join(f"; left out: {one}" for one in decided.left_out[:5])
+            except DecisionRefused as error:
+                said = f"{who} chose {option}, and it was refused: {error.what} {error.next_step}"
+        end(room.control, dag_run_id, how, said, who=who or None, answer=option or None)
+    log.info("backstop: %s", said)
+    return {"how": how, "said": said}
+
+
+def options_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The form's fields as cases.decide takes them."""
+    options: dict[str, Any] = {name: inputs[name] for name in ("more", "sample") if name in inputs}
+    if "content" in inputs:
+        options["content"] = str(inputs["content"]).encode()
+    elif "content_base64" in inputs:
+        options["content"] = read_base64(str(inputs["content_base64"]))
+    ids = [line.strip() for line in str(inputs.get("ids", "")).splitlines() if line.strip()]
+    return options | ({"message_ids": ids} if ids else {})
+
+
+def read_base64(text: str) -> bytes:
+    """Raises DecisionRefused for what is none."""
+    import base64
+    import binascii
+
+    from backstop.errors import DecisionRefused
+
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except binascii.Error as error:
+        raise DecisionRefused(
+            f"The new content is not base64: {error}.", kept="Nothing was applied.", next_step="Give it again, or as text."
+        ) from error
+
+
+@told
+def look_for_questions(ti: Any) -> list[dict[str, Any]]:
+    """Runs to start: new questions, those whose start was lost, and live ones whose case needs no answer (begun anew, they end).
+
+    Raises AirflowFailException when there is something to ask and the DAG that asks is paused.
+    """
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from backstop.cases.questions import choose, end, live
+
+    starts = []
+    with control_room() as room:
+        for one in live(room.control):
+            question, run = one.question, one.question.dag_run_id
+            start = {"dag_run_id": run, "conf": {"case_id": question.case_id}, "reset": False}
+            if ti.get_dr_count(dag_id=DAG, run_ids=[run]) == 0:
+                starts.append(start)
+            elif (state := str(ti.get_dagrun_state(dag_id=DAG, run_id=run))) in ("success", "failed"):
+                end(room.control, run, "lost", f"the run {run} ended ({state}) without applying an answer")
+            elif not one.needed and is_waiting(ti, run):
+                starts.append(start | {"reset": True})
+        new = choose(room.control, room.settings.people.questions)
+        starts += [{"dag_run_id": q.dag_run_id, "conf": {"case_id": q.case_id}, "reset": False} for q in new]
+    if starts and ti.get_dag(DAG).is_paused:
+        raise AirflowFailException(f"{len(starts)} cases wait to be shown to people, and the DAG {DAG} is paused: unpause it.")
+    return starts
+
+
+def is_waiting(ti: Any, run: str) -> bool:
+    """Whether the form of a run stands open: only then is it begun anew, never while an answer is applied."""
+    return str(ti.get_task_states(dag_id=DAG, run_ids=[run]).get(run, {}).get("ask")) == "awaiting_input"

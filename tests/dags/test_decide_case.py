@@ -1,0 +1,276 @@
+"""Which cases are asked about, and what becomes of an answer, on a real control database."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg2
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+import backstop_decide as people
+from backstop.cases.open import open_case
+from backstop.cases.question_text import code, plain
+from backstop.cases.questions import choose, end, live
+from backstop.local.postgres import Postgres
+from backstop.schema.revisions import whole
+
+ROOT = Path(__file__).resolve().parents[2]
+OLGA = {"option": "leave", "inputs": {"why": "seen"}, "user_id": "olga", "user_name": "olga"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("pg")) as postgres:
+        yield postgres
+
+
+class Control:
+    """A control database that the settings point to."""
+
+    def __init__(self, url: str, config: Path) -> None:
+        self.url, self.config = url, config
+        self.connection = psycopg2.connect(url)
+        self.connection.autocommit = True
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(query, values)
+            return cursor.fetchall() if cursor.description else []
+
+    def case(self, severity: str = "warning", *ids: str, kind: str = "unknown", subject: str = "") -> int:
+        connection = psycopg2.connect(self.url)
+        with connection, connection.cursor() as cursor:
+            case_id = open_case(
+                cursor, kind=kind, topic="orders", group="billing", subject=subject or str(uuid.uuid4()), severity=severity,
+                summary="nobody can say what became of it", evidence={}, run_id=None,
+                members=[("shop_a", "orders", message_id, "billing") for message_id in ids or ("m-1",)],
+            )  # fmt: skip
+        connection.close()
+        return case_id
+
+    def choose(self, limit: int = 10) -> list[tuple[int, str]]:
+        connection = psycopg2.connect(self.url)
+        chosen = [(question.case_id, question.dag_run_id) for question in choose(connection, limit)]
+        connection.close()
+        return chosen
+
+    def set_people(self, line: str) -> None:
+        self.config.write_text((ROOT / "backstop.yaml").read_text() + f"\npeople: {line}\n")
+
+
+@pytest.fixture
+def control(server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
+    name = f"control_{uuid.uuid4().hex[:12]}"
+    server.create_database(name)
+    url = server.admin_dsn(name)
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "backstop.yaml"))
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
+    database = Control(url, tmp_path / "backstop.yaml")
+    database.set_people("{deciders: [olga]}")
+    database.rows(whole("control"))
+    yield database
+    database.connection.close()
+
+
+def ask(control: Control, case_id: int) -> str:
+    """The case's run, after its form was written."""
+    ((_, run),) = control.rows("SELECT case_id, dag_run_id FROM case_question WHERE case_id = %s AND ended_at IS NULL", case_id)
+    people.form_of(case_id, run)
+    return str(run)
+
+
+class Airflow:
+    """What a task may ask Airflow about its runs: the state of each by name, and of the task `ask` in it."""
+
+    def __init__(self, runs: dict[str, tuple[str, str]], paused: bool = False) -> None:
+        self.runs, self.paused = runs, paused
+
+    def get_dr_count(self, *, dag_id: str, run_ids: list[str]) -> int:
+        return sum(run in self.runs for run in run_ids)
+
+    def get_dagrun_state(self, *, dag_id: str, run_id: str) -> str:
+        return self.runs[run_id][0]
+
+    def get_task_states(self, *, dag_id: str, run_ids: list[str]) -> dict[str, dict[str, str]]:
+        return {run: {"ask": self.runs[run][1]} for run in run_ids}
+
+    def get_dag(self, dag_id: str) -> Any:
+        return SimpleNamespace(is_paused=self.paused)
+
+
+def test_the_most_severe_and_then_the_oldest_cases_are_asked_about_so_many_at_a_time_and_none_twice(control: Control) -> None:
+    mild, old, severe, young = (control.case(severity) for severity in ("info", "warning", "critical", "warning"))
+    assert control.choose(2) == [(severe, f"case-{severe}-1"), (old, f"case-{old}-1")]
+    assert control.choose(2) == []
+    assert [case for case, _ in control.choose(10)] == [young, mild]
+    with pytest.raises(psycopg2.errors.UniqueViolation):
+        control.rows("INSERT INTO case_question (case_id, number, dag_run_id) VALUES (%s, 9, 'another')", severe)
+
+
+def test_a_decision_is_applied_in_the_name_of_who_answered_and_only_once(control: Control) -> None:
+    case_id = control.case()
+    control.choose()
+    run = ask(control, case_id)
+    assert people.apply_answer(case_id, run, OLGA)["how"] == "applied"
+    assert control.rows("SELECT state, decision, decided_by, why FROM case_file") == [("decided", "leave", "olga", "seen")]
+    # A crash after the decision, before the row ended: the same answer again changes nothing.
+    control.rows("UPDATE case_question SET ended_at = NULL, how = NULL, said = NULL")
+    decided = control.rows("SELECT * FROM case_file")
+    assert people.apply_answer(case_id, run, OLGA)["how"] == "applied"
+    assert control.rows("SELECT * FROM case_file") == decided
+    assert people.apply_answer(case_id, run, OLGA | {"option": "discard"})["how"] == "applied", "what had ended has ended"
+    assert control.rows("SELECT * FROM delivery_decision") == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (OLGA | {"inputs": {}}, "without a reason"),
+        (OLGA | {"inputs": {"why": "  "}}, "without a reason"),
+        (OLGA | {"user_id": "otto", "user_name": "otto"}, "otto may not decide"),
+        (OLGA | {"user_id": None, "user_name": "olga"}, "may not decide"),
+        (None, "nobody may not decide"),
+        (OLGA | {"option": "go_on"}, "refused: A case of kind unknown cannot be decided by 'go_on'"),
+    ],
+)
+def test_an_answer_that_may_not_be_applied_leaves_the_case_open_and_the_next_question_says_why(
+    control: Control, answer: Any, told: str
+) -> None:
+    case_id = control.case()
+    control.choose()
+    done = people.apply_answer(case_id, ask(control, case_id), answer)
+    assert done["how"] == "not_applied" and told in done["said"]
+    assert control.rows("SELECT state, decision FROM case_file") == [("open", None)]
+    assert control.choose() == [(case_id, f"case-{case_id}-2")]
+    assert told in people.form_of(case_id, f"case-{case_id}-2")["body"]
+
+
+def test_an_answer_is_stale_when_the_case_was_decided_came_back_or_grew_since_it_was_shown(control: Control) -> None:
+    decided, back, grown = (control.case("warning", "a", "b", "c") for _ in range(3))
+    control.choose()
+    runs = {case_id: ask(control, case_id) for case_id in (decided, back, grown)}
+    control.rows(
+        "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'carla', why = 'w', decided_at = now()"
+        " WHERE case_id = %s", decided,
+    )  # fmt: skip
+    control.rows("UPDATE case_file SET reopened = 1 WHERE case_id = %s", back)
+    more = "INSERT INTO case_member SELECT %s, 'shop_a', 'orders', 'm' || n, 'billing' FROM generate_series(1, 6) AS n"
+    control.rows(more, grown)
+    told = {case_id: people.apply_answer(case_id, run, OLGA)["said"] for case_id, run in runs.items()}
+    assert "decided by carla (leave)" in told[decided]
+    assert "has come back" in told[back]
+    assert "had 3 open deliveries" in told[grown] and "has 9 now" in told[grown]
+    assert control.rows("SELECT case_id, decision FROM case_file ORDER BY 1") == [(decided, "leave"), (back, None), (grown, None)]
+
+
+def test_a_case_that_is_over_when_its_form_is_written_is_not_shown(control: Control) -> None:
+    case_id = control.case()
+    ((_, run),) = control.choose()
+    control.rows("UPDATE case_file SET state = 'closed', closed_at = now()")
+    with pytest.raises(AirflowSkipException, match="closed"):
+        people.form_of(case_id, run)
+    assert control.rows("SELECT how FROM case_question") == [("over",)]
+
+
+def test_runs_that_were_never_started_are_started_and_those_that_ended_or_are_not_needed_end(control: Control) -> None:
+    unstarted, gone, needless, busy, fine = (control.case() for _ in range(5))
+    control.choose()
+    for case_id in (needless, busy):
+        ask(control, case_id)
+    decide = "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()"
+    control.rows(f"{decide} WHERE case_id IN (%s, %s)", needless, busy)
+    airflow = Airflow({
+        f"case-{gone}-1": ("failed", "failed"), f"case-{needless}-1": ("running", "awaiting_input"),
+        f"case-{busy}-1": ("running", "success"), f"case-{fine}-1": ("running", "awaiting_input"),
+    })  # fmt: skip
+    assert people.look_for_questions(airflow) == [
+        {"dag_run_id": f"case-{unstarted}-1", "conf": {"case_id": unstarted}, "reset": False},
+        {"dag_run_id": f"case-{needless}-1", "conf": {"case_id": needless}, "reset": True},
+    ]
+    assert control.rows("SELECT case_id, how FROM case_question WHERE ended_at IS NOT NULL") == [(gone, "lost")]
+    # What was lost is asked about again, but not at once.
+    control.rows("UPDATE case_question SET ended_at = ended_at - interval '6 minutes' WHERE case_id = %s", gone)
+    assert f"case-{gone}-2" in [start["dag_run_id"] for start in people.look_for_questions(airflow)]
+
+
+def test_cases_that_wait_while_the_dag_is_paused_make_the_look_fail(control: Control) -> None:
+    assert people.look_for_questions(Airflow({}, paused=True)) == []
+    control.case()
+    with pytest.raises(AirflowFailException, match=r"1 cases wait .* paused"):
+        people.look_for_questions(Airflow({}, paused=True))
+
+
+def test_a_case_asked_about_by_hand_has_one_question_and_a_second_run_is_refused(control: Control) -> None:
+    case_id = control.case()
+    people.form_of(case_id, "manual__1")
+    assert control.choose() == []
+    with pytest.raises(AirflowFailException, match="asked about already, by the run manual__1"):
+        people.form_of(case_id, "manual__2")
+    with pytest.raises(AirflowFailException, match="There is no case 999"):
+        people.form_of(999, "manual__3")
+    connection = psycopg2.connect(control.url)
+    assert [one.question.dag_run_id for one in live(connection)] == ["manual__1"]
+    assert end(connection, "manual__1", "lost", "deleted") and not end(connection, "manual__1", "over", "again")
+    connection.close()
+    # A run that had ended and is cleared asks again.
+    assert people.form_of(case_id, "manual__1")["options"] == ["resend", "void", "discard", "leave"]
+
+
+def test_a_case_that_was_left_can_be_asked_about_by_hand_and_is_not_stale(control: Control) -> None:
+    case_id = control.case()
+    control.rows("UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()")
+    assert control.choose() == []
+    people.form_of(case_id, "manual__1")
+    assert people.look_for_questions(Airflow({"manual__1": ("running", "awaiting_input")})) == []
+    assert people.apply_answer(case_id, "manual__1", OLGA)["how"] == "applied"
+    assert control.rows("SELECT decided_by FROM case_file") == [("olga",)]
+
+
+@pytest.mark.parametrize(
+    ("line", "users", "named"),
+    [
+        ("{deciders: [olga, otto]}", "admin:admin", ["olga", "otto"]),
+        ("{}", "admin:admin,olga:op,uwe:user,vera:viewer", ["admin", "olga"]),
+        ("{}", "uwe:user", []),
+    ],
+)
+def test_who_may_answer(control: Control, monkeypatch: pytest.MonkeyPatch, line: str, users: str, named: list[str]) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", users)
+    control.set_people(line)
+    case_id = control.case()
+    ((_, run),) = control.choose()
+    assert [user["id"] for user in people.form_of(case_id, run)["assigned_users"]] == named
+    uwe = OLGA | {"user_id": "uwe", "user_name": "uwe"}
+    assert people.apply_answer(case_id, run, uwe)["how"] == "not_applied"
+
+
+def test_with_another_auth_manager_whoever_it_lets_answer_may(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager")
+    control.set_people("{}")
+    case_id = control.case()
+    ((_, run),) = control.choose()
+    assert people.form_of(case_id, run)["assigned_users"] == []
+    assert people.apply_answer(case_id, run, OLGA | {"user_id": "7", "user_name": "uwe"})["how"] == "applied"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("order-1", "`order-1`"),
+        ("`", "`` ` ``"),
+        ("a``b` <b>", "```a``b` <b>```"),
+        ("x\n# y\t\u202e\0", "`x\\u000a# y\\u0009\\u202e\\u0000`"),
+        ("", "(empty)"),
+    ],
+)
+def test_whatever_somebody_put_into_a_message_is_shown_as_code_on_one_line(value: str, shown: str) -> None:
+    assert code(value) == shown
+
+
+def test_a_long_value_is_cut_and_says_how_long_it_is() -> None:
+    assert plain("x" * 5000) == "x" * 300 + " ... (5000 characters)"
