@@ -26,7 +26,8 @@ from backstop.config.policy import Policy
 from backstop.errors import ConfigurationError
 
 __all__ = [
-    "BrokerSettings", "GroupSettings", "HeartbeatSettings", "LogStoreSettings", "MetricsSettings", "NotifySettings", "PeopleSettings", "Policy",
+    "BrokerSettings", "GroupSettings", "HeartbeatSettings", "LogStoreSettings", "MetricsSettings", "NotifySettings",
+    "PeopleSettings", "Policy",
     "ResendSettings", "Settings", "StartOffset", "StubStoreSettings", "Subscription", "TopicSettings", "WatchSettings",
 ]  # fmt: skip
 
