@@ -562,8 +562,8 @@ _SLOTS: Mapping[str, Callable[[random.Random], str]] = {
     "winpath": lambda dice: f"C:\\Windows\\{dice.choice(('WinSxS', 'Logs', 'Temp'))}\\x{dice.randint(1, 999)}.dll",
     "size": lambda dice: f"{dice.uniform(0, 900):.1f} {dice.choice(('KB', 'MB', 'GB', 'B', 'MiB'))}",
     "dur": lambda dice: dice.choice((
-        f"{dice.randint(1, 900)}ms", f"{dice.uniform(0, 90):.2f}s", f"{dice.randint(1, 90)} seconds", f"{dice.randint(2,
-        59)} min",
+        f"{dice.randint(1, 900)}ms", f"{dice.uniform(0, 90):.2f}s", f"{dice.randint(1, 90)} seconds",
+        f"{dice.randint(2, 59)} min",
     )),
     "clock": lambda dice: f"{dice.randint(0, 23):02}:{dice.randint(0, 59):02}:{dice.randint(0, 59):02}", "time": _time,
     "version": lambda dice: (
