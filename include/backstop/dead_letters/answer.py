@@ -5,8 +5,9 @@
 
 Crash points. After the intention: nothing was applied, and the case shows what somebody was about to do. After the producer's
 commits: a stub is allowed one more send, with which triage may go on by itself where only the budget was in its way, or has
-its new content (edit.py); answering again finds it so and goes on. The last transaction is one: requests, letters and the answer appear together. A letter that moved on
-since it was read, or that the answer does not fit, is left out with the reason, and the case stays open for it.
+its new content (edit.py); answering again finds it so and goes on. The last transaction is one: requests, letters and the
+answer appear together. A letter that moved on since it was read, or that the answer does not fit, is left out with the reason,
+and the case stays open for it.
 """
 
 from __future__ import annotations
