@@ -1,7 +1,7 @@
 """Answers what Airflow asks people, through its own API, as somebody who looks every second: `ann`, who may decide.
 
-An answer within the first second after a question can be lost on its way into Airflow, so she takes two; what was lost, or not
-applied, is asked again.
+An answer is lost on its way into Airflow when it comes before the task that asks has come to rest, about a second after its
+question: so she waits for that, and two seconds more. What was lost all the same, or not applied, is asked again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from backstop.local.stage import Stage
 PERSON = "ann"
 LOOK_SECONDS = 1.0
 READS_FOR = 2.0
+AT_REST = "awaiting_input"
 TAKEN = 409
 """Airflow's status for a question that was answered before."""
 
@@ -27,8 +28,8 @@ class AnsweringPerson:
 
     def __init__(self, stage: Stage, api: Callable[[], AirflowApi], until_up: Callable[[], None]) -> None:
         self._stage, self._open_api, self._until_up = stage, api, until_up
-        self._seen: dict[tuple[str, str], float] = {}
-        self._answered: set[tuple[str, str]] = set()
+        self._seen: dict[tuple[str, int], float] = {}
+        self._answered: set[tuple[str, int]] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.broken: BaseException | None = None
@@ -57,15 +58,17 @@ class AnsweringPerson:
 
     def _look(self, api: AirflowApi) -> None:
         for question in api.questions():
-            case = re.match(r"Case (\d+): ", question["subject"])
+            case, task = re.match(r"Case (\d+): ", question["subject"]), question["task_instance"]
+            if task["state"] != AT_REST:
+                continue
             # Asked again, by the same run or another, it is another question.
-            name = (question["task_instance"]["dag_run_id"], question["created_at"])
+            name = (task["dag_run_id"], task["try_number"])
             first = self._seen.setdefault(name, time.monotonic())
             if case is None or name in self._answered or time.monotonic() - first < READS_FOR:
                 continue
             self._answer(api, question, int(case[1]), name)
 
-    def _answer(self, api: AirflowApi, question: Json, case_id: int, name: tuple[str, str]) -> None:
+    def _answer(self, api: AirflowApi, question: Json, case_id: int, name: tuple[str, int]) -> None:
         answer = choose_answer(self._stage, case_id)
         if answer is None:
             return

@@ -33,13 +33,13 @@ DEFAULT_MESSAGES = 4000
 QUIET_SECONDS = 900.0
 LAST_RUNS_SECONDS = 300.0
 SCHEDULES = {
-    # As often as they can: a run that finds nothing due costs next to nothing.
-    "BACKSTOP_RECONCILE_SCHEDULE": "5s",
+    # As often as two cores can: a run that finds nothing due costs them the start of a process.
+    "BACKSTOP_RECONCILE_SCHEDULE": "8s",
     "BACKSTOP_RESEND_SCHEDULE": "20s",
     "BACKSTOP_SWEEP_SCHEDULE": "20s",
-    "BACKSTOP_TRIAGE_SCHEDULE": "10s",
-    "BACKSTOP_ASK_SCHEDULE": "10s",
-    "BACKSTOP_ALERTS_SCHEDULE": "15s",
+    "BACKSTOP_TRIAGE_SCHEDULE": "15s",
+    "BACKSTOP_ASK_SCHEDULE": "20s",
+    "BACKSTOP_ALERTS_SCHEDULE": "30s",
     "BACKSTOP_RETRY_SECONDS": "1",
     # A Spark driver lives for seconds here: the second compiler would cost more than it ever gives back.
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -138,7 +138,7 @@ def new_platform(folder: Path) -> Iterator[Platform]:
 
 
 def write_config(file: Path) -> Path:
-    """The platform's own settings, with readers of alerts: a mailbox and a program."""
+    """The platform's own settings, with readers of alerts (a mailbox and a program) and two rules about dead letters."""
     written = yaml.safe_load((PROJECT / "backstop.yaml").read_text(encoding="utf-8"))
     written["alerts"] = {
         "channels": {
@@ -146,6 +146,13 @@ def write_config(file: Path) -> Path:
             "post": {"url": "env:BACKSTOP_ALERTS_WEBHOOK", "kind": "webhook", "at_least": "info"},
         },
         "messages_an_hour": 600,
+    }
+    # What the shop's own errors mean; the others are known.
+    rules = {"shop-missing-field": "^MissingField: ", "shop-credit": "^OverLimit: "}
+    written["dead_letters"] = {
+        "rules": [
+            {"name": name, "where": "error", "category": "poison", "pattern": pattern} for name, pattern in rules.items()
+        ]
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
