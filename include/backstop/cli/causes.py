@@ -1,0 +1,103 @@
+"""`backstop dead-letters causes` and `try-rules`: what letters died of, and what other rules would make of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from backstop.cli import context, out
+
+_WIDEST = 110
+"""Characters of a template in a table."""
+
+
+def causes(
+    topic: Annotated[str | None, typer.Option("--topic", help="Count only open letters of this topic.")] = None,
+    category: Annotated[str | None, typer.Option("--category", help="Only causes of this category.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also causes without open letters.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1)] = 50,
+    as_json: out.Json = False,
+) -> None:
+    """What dead letters died of: causes, the ones with the most open letters first."""
+    from backstop.cli.read import read
+    from backstop.named_sql import load
+
+    query = load("backstop.dead_letters", "classify.sql")["causes"]
+    settings, known = context.load_settings(), context.connections()
+    with context.control(settings, known) as conn:
+        rows = read(conn, query, {"topic": topic, "category": category, "all": everything, "limit": limit})
+    if as_json:
+        out.document(rows)
+        return
+    if not rows:
+        out.line("No cause has open letters." if not everything else "No cause is known.")
+        return
+    out.table(
+        ("cause", "category", "open", "letters", "first seen", "last seen", "what they died of"),
+        [
+            (*(row[name] for name in ("cause_id", "category", "open", "dead_letters", "first_seen_at", "last_seen_at")),
+             _short(row["template"]))
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def try_rules(
+    file: Annotated[Path, typer.Argument(help="A backstop.yaml, or a file with `rules:` as under dead_letters.")],
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="Only letters of this topic; may be repeated.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Open letters to look at.")] = 100_000,
+    as_json: out.Json = False,
+) -> None:
+    """What the rules of a file would make of the open dead letters. Changes nothing."""
+    from backstop.dead_letters.try_rules import try_rules as try_them
+
+    rules = _rules_in(file)
+    settings, known = context.load_settings(), context.connections()
+    with context.control(settings, known) as conn:
+        trial = try_them(conn, settings, known, rules, topics=topic or None, limit=limit)
+    if as_json:
+        out.document(trial)
+        return
+    out.line(f"{trial.letters} open letters, by {len(rules)} rules and the built-in ones; {trial.same} stay what they are.")
+    if trial.waits:
+        out.line(f"{trial.waits} could not be judged, because a log did not answer: {'; '.join(trial.away)}")
+    if trial.changes:
+        out.table(
+            ("from", "to", "letters", "for example", "what they died of"),
+            [
+                (one.before, one.after, one.letters, ", ".join(map(str, one.examples)), _short(one.template))
+                for one in trial.changes
+            ],
+        )
+    out.line("Nothing was changed. Put the rules under dead_letters.rules: the next triage classifies open letters by them.")
+
+
+def _rules_in(file: Path) -> list[dict[str, Any]]:
+    """The rules of the file, checked as backstop.yaml is."""
+    import yaml
+    from pydantic import ValidationError
+
+    from backstop.config.settings import DeadLetterSettings
+    from backstop.errors import ConfigurationError
+
+    kept, next_step = "Nothing was changed.", "Write them as in docs/how-to/causes.md."
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {type(error).__name__}.", kept=kept, next_step=next_step) from error
+    if isinstance(content, dict) and isinstance(content.get("dead_letters"), dict):
+        content = content["dead_letters"]
+    if not isinstance(content, dict) or not isinstance(content.get("rules"), list):
+        raise ConfigurationError(f"{file} has no list `rules`.", kept=kept, next_step=next_step)
+    try:
+        checked = DeadLetterSettings.model_validate({"rules": content["rules"]})
+    except ValidationError as error:
+        lines = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigurationError(f"{file}: {lines}.", kept=kept, next_step=next_step) from None
+    return [rule.plain() for rule in checked.rules]
+
+
+def _short(template: str) -> str:
+    return template if len(template) <= _WIDEST else f"{template[: _WIDEST - 3]}..."
