@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from backstop.cli.app import run_app
 from backstop.dead_letters.classify import classify_letters
 from backstop.dead_letters.promote_causes import promote_causes
 from backstop.dead_letters.try_rules import try_rules
@@ -363,3 +366,38 @@ def test_a_trial_of_other_rules_says_what_would_change_and_writes_nothing(world:
     assert changes[("poison", "expired")][0] == 1
     assert (trial.letters, trial.same, trial.waits) == (4, 1, 0)  # what the log proves done stays so
     assert world.sql("control", "SELECT to_jsonb(d) FROM dead_letter d ORDER BY dead_letter_id") == before
+
+
+def test_causes_are_listed_and_rules_are_tried_by_command_line(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = letter(world, "a", error="LedgerClosed: ledger 17")
+    letter(world, "b", error=KEY_ERROR, topic="payments")
+    classify(world)
+    config = tmp_path / "backstop.yaml"
+    config.write_text(yaml.safe_dump(world.written))
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(config))
+    for name, url in world.urls.items():
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", url)
+
+    def command(*arguments: str) -> tuple[int, str]:
+        code = run_app(["dead-letters", *arguments])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    code, said = command("causes", "--json")
+    assert code == 0
+    assert [(row["category"], row["open"]) for row in json.loads(said)] == [("unknown", 1), ("poison", 1)]
+    assert "LedgerClosed: ledger <*>" in command("causes", "--category", "unknown")[1]
+    assert "KeyError" not in command("causes", "--category", "unknown")[1]
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump({"rules": [rule("ledger", "transient", "LedgerClosed")]}))
+    code, said = command("try-rules", str(rules), "--json")
+    assert code == 0
+    (change,) = json.loads(said)["changes"]
+    assert (change["before"], change["after"], change["letters"], change["examples"]) == ("unknown", "transient", 1, [first])
+    assert categories(world) == {"a": "unknown", "b": "poison"}
+    rules.write_text(yaml.safe_dump({"rules": [rule("ledger", "odd", "(")]}))
+    code, said = command("try-rules", str(rules))
+    assert code == 2
+    assert "rules.0.category" in said and "rules.0.pattern" in said and "Nothing was changed" in said
