@@ -128,14 +128,34 @@ def test_the_verdicts_add_up(demo: Demo) -> None:
 
 
 def test_a_person_is_asked_about_what_a_machine_must_not_decide(demo: Demo) -> None:
-    open_cases = {(case["kind"], case["topic"]) for case in demo.report["cases"] if case["state"] == "open"}
-    assert {("mass_loss", "payments"), ("exhausted", "refunds")} <= open_cases
+    cases = {(case["kind"], case["topic"]): case["state"] for case in demo.report["cases"]}
+    assert cases["exhausted", "refunds"] == "open", "nobody answers it"
+    assert cases["mass_loss", "payments"] == "closed", "a person found that the work is done"
+
+
+def test_every_death_is_discarded_with_proof_replayed_or_answered(demo: Demo) -> None:
+    told = demo.report["dead_letters"]
+    ends = {fault: (one["letters"], one["discarded"], one["replayed"], one["cases"]) for fault, one in told.items()}
+    assert ends == {
+        "suppressed_done": (3, 3, 0, 0), "suppressed_undone": (3, 0, 3, 0), "dependency_down": (4, 0, 4, 0),
+        "message_expired": (3, 0, 3, 1), "not_json": (6, 6, 0, 2), "field_missing": (2, 0, 2, 1), "rule_refused": (4, 0, 4, 1),
+    }  # fmt: skip
+    assert all(one["right"] == one["died"] == one["letters"] for one in told.values())
+
+
+def test_a_person_answered_in_airflow_and_everybody_was_told(demo: Demo) -> None:
+    told = demo.report["told"]
+    assert told["answers"] == {
+        "discard by ann": 3, "edit by ann": 2, "replay by ann": 2, "replay_sample by ann": 1,
+    }  # fmt: skip
+    assert told["told"] >= 6 and told["messages"].keys() == {"mail", "post"}
 
 
 def test_the_checks_of_every_step_ran_and_passed(demo: Demo) -> None:
     checks = demo.report["data_checks"]
     leases = {"leases_before", "leases_after"}
-    assert set(checks) == {"stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts"} | leases
+    letters = {"letters_drained", "causes", "letters_decided"}
+    assert set(checks) == {"stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts"} | leases | letters
     assert all(its["passed"] + its["failed"] >= 1 for its in checks.values())
     # The sweep says what was broken on purpose, logs that are CONSUMED without a time; the checker refuses any other failure.
     assert {suite for suite, its in checks.items() if its["failed"]} <= leases
