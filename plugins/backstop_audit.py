@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Any
 
 try:
@@ -38,8 +38,8 @@ def open_audit(context: Mapping[str, Any], day: str | None) -> dict[str, Any]:
             f"{named!r} is no day.", kept="Nothing was started.", next_step="Write it as 2026-11-21."
         ) from None
     with duty.control_room() as room:
+        audited = day_of(room.settings, datetime.now(UTC), chosen).name  # refuses before a run is opened
         run = open_run(room.control, "audit", "*", room.settings)
-        audited = day_of(room.settings, run.as_of, chosen).name
         return {"run_id": run.run_id, "token": run.token, "dry_run": False, "no_send": False, "due": 1, "day": audited}
 
 

@@ -23,6 +23,7 @@ from retention_world import emptied, servers
 from system import ROLES, System, settings_dict, system
 
 __all__ = ["servers"]
+TODAY, YESTERDAY = ((datetime.now(UTC) - timedelta(days=days)).date().isoformat() for days in (0, 1))
 
 
 class Task:
@@ -90,8 +91,7 @@ def test_a_shard_that_is_away_makes_retention_incomplete(world: System, monkeypa
 
 
 @pytest.mark.parametrize(("partition", "named", "day"), [
-    ("2026-11-01", None, "2026-11-01"), ("2026-11-01", "2026-11-02", "2026-11-02"),
-    (None, None, (datetime.now(UTC) - timedelta(days=1)).date().isoformat()),
+    (TODAY, None, TODAY), (TODAY, YESTERDAY, YESTERDAY), (None, None, YESTERDAY),
 ])  # fmt: skip
 def test_an_audit_is_of_its_partition_s_day_unless_a_person_names_one(
     world: System, partition: str | None, named: str | None, day: str
@@ -99,9 +99,10 @@ def test_an_audit_is_of_its_partition_s_day_unless_a_person_names_one(
     assert backstop_audit.open_audit(context(partition), named)["day"] == day
 
 
-def test_what_is_no_day_is_refused_before_a_run_is_opened(world: System) -> None:
-    with pytest.raises(ConfigurationError, match="no day"):
-        backstop_audit.open_audit(context("manual"), None)
+def test_what_is_no_day_or_too_long_ago_is_refused_before_a_run_is_opened(world: System) -> None:
+    for named in ("manual", "2001-01-01"):
+        with pytest.raises(ConfigurationError, match=named):
+            backstop_audit.open_audit(context(named), None)
     assert runs(world) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from backstop.audit.day import day_of
 from backstop.audit.invariants import INVARIANTS, LATE
 from backstop.audit.run_once import run_duty
-from backstop.errors import AuditFailed, Unavailable
+from backstop.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop.local.ports import free_port
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
@@ -123,7 +123,7 @@ BREAKERS: dict[str, tuple[str, str]] = {
     "leases_end": ("shipping_db", """
         INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)
         VALUES ('shipping', 'orders', 'm', 'CONSUMING', now() - interval '1 h')"""),
-    "floor_is_old": ("billing_db", "INSERT INTO consumer_log_floor VALUES ('billing', now() - interval '2 h')"),
+    "floor_is_old": ("billing_db", "INSERT INTO consumer_log_floor VALUES ('billing', now() - interval '1 h')"),
 }  # fmt: skip
 """For each invariant what breaks it, and nothing else."""
 
@@ -235,3 +235,13 @@ def test_the_day_is_yesterday_unless_another_is_named_and_never_later_than_now(w
     yesterday, today = day_of(world.settings, now), day_of(world.settings, now, now.date())
     assert (yesterday.name, yesterday.end - yesterday.start) == ("2026-11-20", timedelta(days=1))
     assert (today.name, today.end) == ("2026-11-21", now)
+    for day in (now.date() + timedelta(days=1), now.date() - timedelta(days=3)):
+        with pytest.raises(ConfigurationError, match=day.isoformat()):
+            day_of(world.settings, now, day)
+
+
+def test_a_stub_that_is_judged_again_and_again_and_not_sent_is_looked_at(world: System) -> None:
+    world.rows(*BREAKERS["stubs_are_looked_at"])
+    world.rows("shop_b", "UPDATE message_stub SET judged_at = now()")
+    audit(world)
+    assert found(world) == {}

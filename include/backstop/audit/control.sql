@@ -29,7 +29,7 @@ FROM drain_batch b WHERE b.acknowledged_at IS NULL AND b.stored_at < %(patient_s
 SELECT d.dead_letter_id::text, d.topic, d.message_id, d.consumer_group
 FROM dead_letter d
 WHERE d.state = 'open' AND d.drained_at < %(patient_since)s
-    AND (d.decision IS NULL AND d.case_id IS NULL OR d.decision = 'wait' AND d.look_at < %(patient_since)s);
+    AND d.case_id IS NULL AND coalesce(d.look_at, d.drained_at) < %(patient_since)s;
 
 -- name: replay_has_request: every dead letter that is being replayed, or was of late, has the request that does it
 SELECT d.dead_letter_id::text, d.topic, d.message_id, d.consumer_group
@@ -103,7 +103,8 @@ WHERE r.duty = 'reconcile' AND r.state = 'done' AND NOT r.dry_run
 -- name: duties_ran: every watched duty over everything succeeded on the day
 SELECT d.duty, NULL::text, NULL::text, NULL::text
 FROM unnest(%(duties)s::text[]) AS d (duty)
-WHERE (SELECT min(started_at) FROM run) < %(day_from)s AND NOT EXISTS (
+-- Runs that found nothing to do are kept for a day.
+WHERE %(day_to)s > %(as_of)s - interval '1 day' AND (SELECT min(started_at) FROM run) < %(day_from)s AND NOT EXISTS (
     SELECT 1 FROM run r
     WHERE r.duty = d.duty AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run
         AND r.finished_at >= %(day_from)s AND r.finished_at < %(day_to)s);

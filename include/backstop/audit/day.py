@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 
+from backstop.config.durations import written
 from backstop.config.settings import Settings
+from backstop.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,17 @@ class Day:
 
 
 def day_of(settings: Settings, as_of: datetime, day: date | None = None) -> Day:
-    """The day before `as_of`, unless another one is named."""
+    """The day before `as_of`, unless another one is named. Raises ConfigurationError for one of which retention may have taken
+    something away, or that has not begun."""
     chosen = (as_of - timedelta(days=1)).date() if day is None else day
     start = datetime.combine(chosen, time(), UTC)
+    kept = min(settings.policy_for(topic).stub_retention for topic in settings.topics)
+    if day is not None and not as_of - kept - timedelta(days=1) < start < as_of:
+        raise ConfigurationError(
+            f"The day {chosen.isoformat()} cannot be audited: it has not begun, or what belongs to it is not kept any more.",
+            kept="Nothing was started.",
+            next_step=f"Name a day of the last {written(kept)}.",
+        )
     return Day(chosen, start, min(start + timedelta(days=1), as_of), as_of, as_of - patience(settings))
 
 

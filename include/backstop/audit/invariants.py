@@ -34,7 +34,7 @@ INVARIANTS: dict[str, str] = {
     "confirmed_stub_has_logs":
         "every stub confirmed on the day has the logs of all groups that owed it, where none of its age was purged",
     "leases_end": "no lease that ended long ago is left for the sweep",
-    "floor_is_old": "nothing was purged that is younger than logs are kept",
+    "floor_is_old": "nothing was purged for which a copy may still come",
 }
 LATE = frozenset({
     "alert_was_told", "broken_rows_do_not_grow", "causes_count_letters", "duties_ran", "erased_stays_erased", "erasures_end",

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from backstop.audit.day import Day, patience
 from backstop.audit.record import KEPT, Breach, Look
 from backstop.config.connections import Connections
+from backstop.config.constraints import longest_way_back
 from backstop.config.settings import Settings
 from backstop.errors import Unavailable
 from backstop.named_sql import load
@@ -120,15 +121,16 @@ def _leases(settings: Settings, connections: Connections, store: str) -> Look:
 
 
 def _floor(settings: Settings, connections: Connections, group: str, day: Day) -> Look:
-    """A floor that is newer than logs are kept: something was purged that a copy may still ask for."""
+    """A floor newer than the longest way back of a copy: something was purged that a copy may still come for."""
     look = Look("floor_is_old", f"group {group}", rows_read=1)
-    kept = min((settings.policy_for(topic, group).log_retention for topic in settings.topics_of(group)), default=timedelta(0))
+    ways = (longest_way_back(settings.policy_for(topic, group)) for topic in settings.topics_of(group))
+    way = min(ways, default=timedelta(0))
     try:
         with Sources(settings, connections) as sources:
             floor = sources.logs_of(group).floor(group)
     except Unavailable as error:
         look.missed = error.what
         return look
-    if kept and floor > day.as_of - kept + settings.policy_for(None, group).max_clock_skew:
+    if way and floor > day.as_of - way + settings.policy_for(None, group).max_clock_skew:
         look.breaches = [Breach(group, consumer_group=group)]
     return look

@@ -16,7 +16,7 @@ def look_at_control(settings: Settings, control: Any, day: Day) -> list[Look]:
     """One look for each query of control.sql. The audit and retention themselves run once a day: they are not among the
     duties of which a run on the day is asked."""
     values = {
-        "day_from": day.start, "day_to": day.end, "patient_since": day.patient_since,
+        "day_from": day.start, "day_to": day.end, "patient_since": day.patient_since, "as_of": day.as_of,
         "duties": sorted(settings.watch.allowed_age),
     }  # fmt: skip
     looks = []

@@ -82,8 +82,10 @@ SELECT t.ctid FROM case_file t WHERE t.state = 'closed' AND t.closed_at < %(befo
 -- name: resend_batch: resends in steps that are over
 SELECT t.ctid FROM resend_batch t WHERE t.state IN ('done', 'given_up') AND t.ended_at < %(before)s;
 
--- name: cause: what no stored letter died of any more, and nobody has seen for long
-SELECT t.ctid FROM cause t WHERE t.last_seen_at < %(before)s;
+-- name: cause: what no stored letter died of any more, nobody has seen for long, and no case is kept of
+SELECT t.ctid FROM cause t
+WHERE t.last_seen_at < %(before)s AND NOT EXISTS (
+    SELECT 1 FROM case_file c WHERE c.kind = 'dead_letters' AND c.subject = t.fingerprint);
 
 -- name: drain_batch: pages of which no letter is left
 SELECT t.ctid FROM drain_batch t WHERE t.acknowledged_at < %(before)s;

@@ -21,7 +21,7 @@ class StubAudit(Protocol):
         ...
 
     def never_looked_at(self, since: datetime, limit: int) -> list[Key]:
-        """Pending stubs that were due before `since`."""
+        """Pending stubs that were due before `since` and were not judged since."""
         ...
 
     def exhausted(self, after: Key, limit: int) -> list[Key]:

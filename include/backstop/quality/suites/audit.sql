@@ -192,7 +192,7 @@ FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'leases_end';
 
--- name: floor_is_old: nothing was purged that is younger than logs are kept
+-- name: floor_is_old: nothing was purged for which a copy may still come
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
