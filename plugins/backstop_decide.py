@@ -200,7 +200,10 @@ def apply_answer(case_id: int, dag_run_id: str, answer: Answer | None) -> dict[s
             said = f"{who} chose {option}, and {stale}"
         else:
             try:
-                decided = decide(room.control, room.settings, room.connections, case_id, option, who, why, options_of(inputs))
+                decided = decide(
+                    room.control, room.settings, room.connections, case_id, option, who, why,
+                    options_of(inputs) | {"once": dag_run_id},
+                )  # fmt: skip
                 how = "partly" if decided.left_out else "applied"
                 said = f"{who} chose {option}: {decided.counts}" + "".join(f"; left out: {one}" for one in decided.left_out[:5])
             except DecisionRefused as error:
@@ -211,28 +214,27 @@ def apply_answer(case_id: int, dag_run_id: str, answer: Answer | None) -> dict[s
 
 
 def options_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The form's fields as cases.decide takes them."""
+    """The form's fields as cases.decide takes them. Raises DecisionRefused for base64 that is none."""
     options: dict[str, Any] = {name: inputs[name] for name in ("more", "sample") if name in inputs}
     if "content" in inputs:
         options["content"] = str(inputs["content"]).encode()
     elif "content_base64" in inputs:
-        options["content"] = read_base64(str(inputs["content_base64"]))
+        options["content"] = _decoded(str(inputs["content_base64"]))
     ids = [line.strip() for line in str(inputs.get("ids", "")).splitlines() if line.strip()]
     return options | ({"message_ids": ids} if ids else {})
 
 
-def read_base64(text: str) -> bytes:
-    """Raises DecisionRefused for what is none."""
-    import base64
-    import binascii
+def _decoded(text: str) -> bytes:
+    from base64 import b64decode
+    from binascii import Error
 
     from backstop.errors import DecisionRefused
 
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except binascii.Error as error:
+        return b64decode("".join(text.split()), validate=True)
+    except (Error, ValueError) as error:
         raise DecisionRefused(
-            f"The new content is not base64: {error}.", kept="Nothing was applied.", next_step="Give it again, or as text."
+            f"The new content is no base64: {error}.", kept="Nothing was applied.", next_step="Answer again with the whole of it."
         ) from error
 
 

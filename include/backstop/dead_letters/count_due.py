@@ -1,0 +1,80 @@
+"""Counts, in milliseconds, what a triage run would find to do, so that one with nothing to do starts nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from backstop.brokers.open import open_broker
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.dead_letters.classify import rules_of
+from backstop.dead_letters.drain import groups_of
+from backstop.errors import BrokerUnavailable, Unavailable
+from backstop.named_sql import load
+from backstop.runs.run import Run
+from backstop.runs.scope import topics_of
+
+_SQL = load("backstop.dead_letters", "count_due.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """`queues`: dead-letter queues with at least one letter; `silent`: brokers that did not answer, with the reason."""
+
+    queues: tuple[str, ...]
+    to_classify: int
+    to_decide: int
+    replays_ended: int
+    silent: tuple[str, ...]
+
+    @property
+    def total(self) -> int:
+        return len(self.queues) + self.to_classify + self.to_decide + self.replays_ended
+
+    def require_reachable(self) -> None:
+        """Raises Unavailable when a broker did not say whether it has letters."""
+        if self.silent:
+            raise BrokerUnavailable(
+                f"Nobody knows what is in the dead-letter queues: {'; '.join(self.silent)}.",
+                kept="Letters are with their broker, and nothing was decided of them.",
+                next_step="Bring it back; the next run empties its queues.",
+            )
+
+
+def count_due(settings: Settings, connections: Connections, control: Any, run: Run) -> Due:
+    """Looks at the first letter of each queue, takes none, and counts what is stored."""
+    queues, silent = [], []
+    for name in settings.brokers:
+        groups = groups_of(settings, name, topics_of(run.scope))
+        if not groups:
+            continue
+        try:
+            with open_broker(settings, connections, name) as broker:
+                queues += [queue for queue in broker.dead_letter_queues(groups) if _has_letters(broker, queue)]
+        except Unavailable as error:
+            silent.append(f"broker {name}: {error.what}")
+    return Due(tuple(queues), *count_stored(settings, control, run), tuple(silent))
+
+
+def count_stored(settings: Settings, control: Any, run: Run) -> tuple[int, int, int]:
+    """Letters to classify, letters to decide, replays whose request has ended."""
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["due"], {"topics": topics_of(run.scope), "version": rules_of(settings).version})
+        to_classify, to_decide, ended = cursor.fetchone()
+    return to_classify, to_decide, ended
+
+
+def unread(control: Any, run: Run) -> list[str]:
+    """What the run's classification could not read: the letters that needed it wait."""
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["unread"], {"run_id": run.run_id})
+        return [detail for (detail,) in cursor.fetchall()]
+
+
+def _has_letters(broker: Any, queue: str) -> bool:
+    reader = broker.open_dead_letters(queue)
+    try:
+        return bool(reader.read(1))
+    finally:
+        reader.close()
