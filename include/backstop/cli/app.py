@@ -15,6 +15,7 @@ from backstop.cli import (
     cases,
     check,
     context,
+    dead_letters,
     erase,
     metrics,
     migrate,
@@ -45,6 +46,7 @@ app.command("where")(where.where)
 app.command("prove")(prove.prove)
 app.command("metrics")(metrics.metrics)
 app.add_typer(cases.app, name="cases")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(alerts.app, name="alerts")
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)

@@ -8,6 +8,7 @@ from typing import Any
 
 from backstop.cli.explain import evidence, next_step
 from backstop.cli.read import read
+from backstop.dead_letters.letters import letters_of_message
 from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Attempt, Key, LogRow, Stub
@@ -43,6 +44,7 @@ class Story:
     """The send number that was handed out and has not ended."""
     deliveries: list[Delivery] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    letters: list[dict[str, Any]] = field(default_factory=list)
     cases: list[dict[str, Any]] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
     quarantine: list[dict[str, Any]] = field(default_factory=list)
@@ -67,6 +69,7 @@ def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> 
         for name in ("requests", "cases", "decisions", "quarantine", "anomalies"):
             rows = read(control, _SQL[f"{name}_of_message"], {"topic": topic, "message_id": key.message_id})
             setattr(story, name, rows)
+        story.letters = letters_of_message(control, topic, key.message_id)
         mode = judge.settings.topics[topic].mode if topic in judge.settings.topics else "observe"
         for judged in by_key.get(key, ()):
             story.deliveries.append(Delivery(
@@ -82,7 +85,7 @@ def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> 
         story.deliveries.sort(key=lambda delivery: order.index(delivery.consumer_group))
         story.searched, story.unreachable = [*searched, "control database"], unreachable
         story.found = bool(
-            story.stub or story.requests or story.cases or story.decisions or story.quarantine
+            story.stub or story.letters or story.requests or story.cases or story.decisions or story.quarantine
             or any(delivery.log for delivery in story.deliveries)
         )  # fmt: skip
     return [stories[Key(topic, message_id)] for message_id in message_ids]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -92,6 +92,8 @@ def _print(story: Story) -> None:
             out.line(f"    log: {_log(delivery.log)}")
         if delivery.next_step:
             out.line(f"    next: {delivery.next_step}")
+    for letter in story.letters:
+        out.line(f"  {_letter(letter)}")
     for request in story.requests:
         error = f"; {request['error']}" if request["error"] else ""
         out.line(
@@ -134,6 +136,20 @@ def _print_stub(story: Story) -> None:
             f"    send {story.under_way} was handed out at {out.cell(stub.attempted_at)} and has not ended"
             f" (counts as unknown from {out.cell(stub.attempt_deadline)} on)"
         )
+
+
+def _letter(letter: dict[str, Any]) -> str:
+    of = f"{letter['consumer_group'] or 'no known group'}"
+    died = out.cell(letter["died_at"] or letter["drained_at"])
+    parts = [f"dead letter {letter['dead_letter_id']} of {of}, died {died}: {letter['state']}"]
+    parts.append(letter["category"] or "not classified yet")
+    if letter["decision"]:
+        parts.append(f"{letter['decision']} by {letter['decided_by'] or 'triage'}: {letter['reason'] or 'no reason given'}")
+    if letter["send_number"] is not None:
+        parts.append(f"send {letter['send_number']}")
+    if letter["case_id"] is not None:
+        parts.append(f"case {letter['case_id']}")
+    return ", ".join(parts)
 
 
 def _log(log: LogRow) -> str:

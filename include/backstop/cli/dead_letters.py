@@ -1,0 +1,168 @@
+"""`backstop dead-letters`: what died of what, the letters, one with everything, and all of them in a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from backstop.cli import causes, context, out
+from backstop.cli.instant import read_instant
+from backstop.errors import ConfigurationError
+from backstop.records import Category, LetterState
+
+if TYPE_CHECKING:
+    from backstop.dead_letters.letters import LetterFilter
+
+app = typer.Typer(help="What died, of what, and what was decided of it.", no_args_is_help=True)
+app.command("causes")(causes.causes)
+app.command("try-rules")(causes.try_rules)
+
+Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
+Group = Annotated[str | None, typer.Option("--group", help="Only this consumer group.")]
+States = Annotated[
+    list[str] | None, typer.Option("--state", help="Only this state; may be repeated. Default: open and replaying.")
+]
+Every = Annotated[bool, typer.Option("--all", help="In every state.")]
+CategoryName = Annotated[str | None, typer.Option("--category", help="Only this category.")]
+Cause = Annotated[int | None, typer.Option("--cause", help="Only of this cause.")]
+Case = Annotated[int | None, typer.Option("--case", help="Only of this case.")]
+Since = Annotated[str | None, typer.Option("--since", help="Died since, as 2026-11-21T02:00Z.")]
+_TEXT_CHARACTERS = 2000
+_HEX_BYTES = 256
+_CAUSES = 20
+
+
+@app.command("list")
+def list_them(
+    topic: Topic = None, group: Group = None, state: States = None, every: Every = False, category: CategoryName = None,
+    cause: Cause = None, case: Case = None, since: Since = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Letters to list.")] = 20,
+    as_json: out.Json = False,
+) -> None:  # fmt: skip
+    """What these letters died of, then the letters, the newest first; those not decided yet unless told otherwise."""
+    from backstop.dead_letters.letters import count_by_cause, list_letters
+
+    wanted = _wanted(topic, group, state, every, category, cause, case, since)
+    settings = context.load_settings()
+    with context.control(settings, context.connections()) as conn:
+        counts, letters = count_by_cause(conn, wanted, _CAUSES), list_letters(conn, wanted, limit)
+    if as_json:
+        out.document({"causes": counts, "letters": letters})
+        return
+    if not letters:
+        out.line("No such dead letter.")
+        return
+    out.table(
+        ["cause", "category", "letters", "first", "last", "what they died of"],
+        [[c["cause_id"], c["category"], c["letters"], c["first_at"], c["last_at"], c["template"] or "not classified yet"]
+         for c in counts],
+    )  # fmt: skip
+    out.table(
+        ["letter", "topic", "group", "message", "state", "category", "decision", "why", "case", "died"],
+        [[one["dead_letter_id"], one["topic"], one["consumer_group"], one["message_id"], one["state"], one["category"],
+          one["decision"], one["reason"] or one["invalid"], one["case_id"], one["died_at"] or one["drained_at"]]
+         for one in letters],
+    )  # fmt: skip
+
+
+@app.command("show")
+def show_one(
+    dead_letter_id: Annotated[int, typer.Argument(help="The letter's number.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Write the content to stdout as it is, and nothing else.")] = False,
+    as_json: out.Json = False,
+) -> None:
+    """Show one letter: where it died and of what, what was decided, its headers and content."""
+    from backstop.dead_letters.letters import show_letter
+
+    settings = context.load_settings()
+    with context.control(settings, context.connections()) as conn:
+        letter = show_letter(conn, dead_letter_id)
+    headers, content = letter.pop("headers"), letter.pop("content")
+    if raw:
+        if content is None:
+            raise ConfigurationError(
+                f"The content of dead letter {dead_letter_id} was purged.",
+                kept="Nothing was written.",
+                next_step="The producer's stub may still have it: `backstop where`.",
+            )
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    if as_json:
+        out.document({**letter, "headers": _as_text(headers), "content": None if content is None else _as_text(content)})
+        return
+    out.line(f"Dead letter {dead_letter_id}: {letter['topic'] or '?'} {letter['message_id'] or '?'}", style="bold")
+    for name, value in letter.items():
+        if name not in ("dead_letter_id", "template", "cause_text", "error") and value not in (None, "", {}):
+            out.line(f"  {name}: {out.cell(value)}")
+    for name in ("template", "cause_text", "error"):
+        for number, text in enumerate((letter[name] or "").splitlines()):
+            out.line(f"  {name}: {text}" if number == 0 else f"    {text}")
+    out.line(f"  headers: {_as_text(headers)}")
+    if content is None:
+        out.line("  content: purged, as the policy says")
+        return
+    text = _as_text(content)
+    cut = len(text) > _TEXT_CHARACTERS or text.startswith("hex ")
+    out.line(f"  content ({letter['content_bytes']} bytes{'; whole with --raw' if cut else ''}):")
+    for shown in text[:_TEXT_CHARACTERS].splitlines():
+        out.line(f"    {shown}")
+
+
+@app.command("export")
+def export(
+    output: Annotated[Path, typer.Option("--output", help="The file; only you may read it, because it holds payloads.")],
+    form: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    topic: Topic = None, group: Group = None, state: States = None, every: Every = False, category: CategoryName = None,
+    cause: Cause = None, case: Case = None, since: Since = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, the oldest.")] = None,
+    as_json: out.Json = False,
+) -> None:  # fmt: skip
+    """Write letters with headers and contents to a file, the oldest first."""
+    from backstop.dead_letters.export_letters import FORMATS, export_letters
+
+    if form not in FORMATS:
+        raise _misused(f"--format {form}: there is no such format.", f"Name one of: {', '.join(FORMATS)}.")
+    if not output.parent.is_dir():
+        raise _misused(f"There is no folder {output.parent}.", "Make it first, or name another file.")
+    wanted = _wanted(topic, group, state, every, category, cause, case, since)
+    settings = context.load_settings()
+    with context.control(settings, context.connections()) as conn, out.progress(f"writing {output}"):
+        written = export_letters(conn, wanted, form, output, limit)
+    if as_json:
+        out.document({"written": written, "file": str(output)})
+        return
+    out.line(f"Wrote {written} letters to {output}.")
+
+
+def _wanted(
+    topic: str | None, group: str | None, states: list[str] | None, every: bool, category: str | None, cause: int | None,
+    case: int | None, since: str | None,
+) -> LetterFilter:  # fmt: skip
+    from backstop.dead_letters.letters import UNDECIDED, LetterFilter
+
+    for name, given, known in (("state", states or [], LetterState), ("category", [category] if category else [], Category)):
+        for one in given:
+            if one not in list(known):
+                raise _misused(f"--{name} {one}: there is no such {name}.", f"Name one of: {', '.join(known)}.")
+    wanted = None if every else states or UNDECIDED
+    return LetterFilter(topic, group, wanted, category, cause, case, None if since is None else read_instant("--since", since))
+
+
+def _as_text(value: bytes) -> str:
+    """As text where it is one, else the beginning in hexadecimal digits."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = "\x00"
+    if "\x00" not in text:
+        return text
+    more = f" and {len(value) - _HEX_BYTES} bytes more" if len(value) > _HEX_BYTES else ""
+    return f"hex {value[:_HEX_BYTES].hex(' ', 4)}{more}"
+
+
+def _misused(what: str, next_step: str) -> ConfigurationError:
+    return ConfigurationError(what, kept="Nothing was written.", next_step=next_step)
