@@ -20,8 +20,8 @@ NAME, ANY = "<name>", "<any>"
 """A place for names (words that no list knows, and slots), and one for any word at all."""
 NAMES, WORDS = 3, 5
 """So many different names, or words, in one place make it a slot."""
-LONGEST = 120
-"""Tokens: longer templates stay as they are."""
+LONGEST, LONGEST_FOR_WORDS = 120, 60
+"""Tokens: longer templates stay as they are, or only meet names."""
 _CORE = re.compile(r"[^\W\d_][\w.\-$]*")
 _MARK = re.compile(r"<\*>|<name>|<any>")
 
@@ -109,15 +109,22 @@ def _settle(skeleton: Tokens, members: list[list[_Token]], places: Collection[in
 
 def _by_words(units: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Units that differ in one word, whatever word: that place needs WORDS of them."""
-    alike: dict[tuple[int, Tokens], list[str]] = defaultdict(list)
-    for unit in units:
-        tokens = unit.split(" ")
-        for at, token in enumerate(tokens):
-            part = _split(token)
-            if part.core and not is_kind(part.core) and not _MARK.search(token):
-                alike[at, (*tokens[:at], part.with_core(ANY), *tokens[at + 1 :])].append(unit)
+    if not units or units[0].count(" ") >= LONGEST_FOR_WORDS:
+        return
+    rows = [unit.split(" ") for unit in units]
+    enough: dict[Tokens, list[str]] = {}
+    for at in range(len(rows[0])):  # place by place, so that only one place's groups are in memory
+        alike: dict[str, list[int]] = defaultdict(list)
+        for number, tokens in enumerate(rows):
+            part = _split(tokens[at])
+            if part.core and not is_kind(part.core) and not _MARK.search(tokens[at]):
+                alike[" ".join((*tokens[:at], part.with_core(ANY), *tokens[at + 1 :]))].append(number)
+        enough |= {
+            tuple(pattern.split(" ")): [units[number] for number in members]
+            for pattern, members in alike.items() if len(members) >= WORDS
+        }  # fmt: skip
     taken: set[str] = set()
-    for (_, pattern), members in sorted(alike.items(), key=lambda found: (-len(found[1]), found[0])):
+    for pattern, members in sorted(enough.items(), key=lambda found: (-len(found[1]), found[0])):
         fresh = [unit for unit in members if unit not in taken]
         if len(fresh) >= WORDS and _says_enough(pattern, 3):
             taken.update(fresh)
