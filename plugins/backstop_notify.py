@@ -12,8 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 log = logging.getLogger("backstop.notify")
-WITHIN = timedelta(seconds=30)
-"""Telling stands beside other work here: what is not begun by then is left to deliver_alerts."""
+WITHIN = timedelta(seconds=15)
+"""Telling stands beside other work here, in a process that Airflow ends after 50 s: what is not begun by then is left to
+deliver_alerts."""
 
 
 def tell_failure(context: dict[str, Any]) -> None:

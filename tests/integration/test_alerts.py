@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psycopg2
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -506,6 +507,31 @@ def test_no_plugin_of_the_installed_apprise_that_speaks_to_this_machine_is_let_t
         if any("{" not in template.replace("{schema}", "") for template in plugin.templates)
     }
     assert local == LOCAL
+
+
+def test_alerts_that_the_webhook_was_told_of_before_the_upgrade_get_their_closing_alert(told: Told) -> None:
+    from backstop.schema.revisions import revisions
+
+    name = "control_before"
+    told.world.postgres.create_database(name)
+    steps = revisions("control")
+    for step in sorted(steps):
+        if step == "0009":
+            told.world.run(name, "INSERT INTO alert (dedup_key, severity, title, body, delivered_at) VALUES"
+                                 " ('case/7', 'warning', 'T', 'B', now()), ('case/8', 'warning', 'T', 'B', NULL)")  # fmt: skip
+        told.world.run(name, steps[step])
+    told.world.run(name, "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('case/7/closed', 'info', 'over', 'B'),"
+                         " ('case/7/reopened/2/escalated/1', 'info', 'T', 'B'), ('watch/3/over', 'info', 'T', 'B')")  # fmt: skip
+    assert told.world.run(name, "SELECT thread, closing FROM alert ORDER BY alert_id") == [
+        ("case/7", False), ("case/8", False), ("case/7", True), ("case/7/reopened/2", False), ("watch/3", True),
+    ]  # fmt: skip
+    settings = from_mapping({**written_settings(), "notify": {"url": "env:ALERTS_HOOK"}})
+    conn = psycopg2.connect(told.world.postgres.admin_dsn(name))
+    try:
+        assert deliver(settings, Connections(), conn) == Counts(spared=1, told=3, messages=3)
+    finally:
+        conn.close()
+    assert sorted(keys(told.hook.taken)) == ["case/7/closed", "case/7/reopened/2/escalated/1", "case/8"]
 
 
 # What the services themselves are sent.

@@ -1,7 +1,7 @@
 -- Named queries on the control database: which alert goes where, and what became of it.
 
--- name: one_prepares: held until the transaction ends: what is decided of the whole outbox is decided by one at a time
-SELECT pg_advisory_xact_lock(hashtext('backstop.alerts.prepare'));
+-- name: one_at_a_time: held until the transaction ends: it changes many alerts at once, and two of them could wait for each other
+SELECT pg_advisory_xact_lock(hashtext('backstop.alerts'));
 
 -- name: escalate: open cases that nobody decided in time are told again, one step more severe each time
 -- Only the newest step that has come: after a long silence nobody needs the ones before.
@@ -190,6 +190,9 @@ WHERE NOT %(undelivered)s OR (a.delivered_at IS NULL AND a.ended IS NULL)
 GROUP BY a.alert_id
 ORDER BY a.alert_id DESC
 LIMIT %(limit)s;
+
+-- name: forget_messages: the rate looks back an hour
+DELETE FROM alert_message WHERE sent_at < clock_timestamp() - interval '7 days';
 
 -- name: forget_runs: deliver_alerts' own runs that went well, a day later: one a minute would bury the others
 DELETE FROM run WHERE duty = 'deliver_alerts' AND state = 'done' AND started_at < clock_timestamp() - interval '1 day';

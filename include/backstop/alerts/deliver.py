@@ -142,11 +142,12 @@ def _claim_on(claim: _Claim) -> bool:
 def _told(claim: _Claim, message: Message) -> Counts:
     ids = [alert.alert_id for alert in message.alerts]
     with claim.conn, claim.conn.cursor() as cursor:
+        cursor.execute(_SQL["one_at_a_time"])
         cursor.execute(_SQL["keep_message"], {"channel": claim.channel, "alerts": len(ids)})
         values = {"channel": claim.channel, "alerts": ids, "message_id": cursor.fetchone()[0]}
-        cursor.execute(_SQL["told"], values)
         cursor.execute(_SQL["delivered"], values)
         told = cursor.rowcount
+        cursor.execute(_SQL["told"], values)
         cursor.execute(_SQL["works"], values)
         failures, since = cursor.fetchone()
         if failures:
@@ -158,6 +159,7 @@ def _told(claim: _Claim, message: Message) -> Counts:
 def _not_told(claim: _Claim, message: Message, error: str) -> Counts:
     values = {"channel": claim.channel, "alerts": [alert.alert_id for alert in message.alerts], "error": error}
     with claim.conn, claim.conn.cursor() as cursor:
+        cursor.execute(_SQL["one_at_a_time"])
         cursor.execute(_SQL["not_told"], values)
         cursor.execute(_SQL["fails"], values)
         failures, since = cursor.fetchone()

@@ -24,8 +24,7 @@ def prepare(conn: Any, alerts: AlertsSettings, channels: Mapping[str, ChannelSet
     steps = [(severity, after.total_seconds()) for severity in SEVERITIES for after in getattr(alerts.escalate, severity)]
     counts = Counts()
     with conn, conn.cursor() as cursor:
-        # Two deliverers at once: the second waits here for the first, and then finds nothing left to say.
-        cursor.execute(_SQL["one_prepares"])
+        cursor.execute(_SQL["one_at_a_time"])
         cursor.execute(_SQL["escalate"], {
             "severities": list(SEVERITIES), "owners": [step[0] for step in steps], "afters": [step[1] for step in steps],
         })  # fmt: skip

@@ -35,6 +35,7 @@ def run_once(settings: Settings, connections: Connections) -> Counts:
             close_run(conn, run, "failed", Counts(), error=str(error))
             raise
         with conn, conn.cursor() as cursor:
+            cursor.execute(_SQL["forget_messages"])
             cursor.execute(_SQL["forget_runs"])
         close_run(conn, run, "failed" if missed else "done", counts, error=missed.what if missed else None)
     finally:

@@ -10,7 +10,8 @@ from backstop.alerts.due import Due, Message
 from backstop.config.alerts import SEVERITIES
 
 _TITLE, _BODY, _NAMED, _KINDS = 200, 2_000, 20, 20
-_CHANNEL_OF_A_STORM = "digest"
+_STORM = "digest"
+"""The story that all digests are part of."""
 
 
 def write(message: Message) -> dict[str, Any]:
@@ -54,8 +55,7 @@ def _digest(alerts: tuple[Due, ...]) -> dict[str, Any]:
         lines += ["", f"Over: {len(over)}"]
     lines += ["", "See: backstop alerts list; backstop cases list"]
     return {
-        "title": f"[{worst}] {title}", "body": "\n".join(lines), "severity": worst, "closing": False,
-        "thread": _CHANNEL_OF_A_STORM,
+        "title": f"[{worst}] {title}", "body": "\n".join(lines), "severity": worst, "closing": not news, "thread": _STORM,
         "fields": {"duty": "watch", "severity": worst, "title": title, "key": f"digest/{alerts[0].alert_id}",
                    "text": f"{title}. {'; '.join(line for line in lines if line)}", "alerts": len(alerts)},
     }  # fmt: skip

@@ -31,11 +31,12 @@ CREATE TABLE alert_delivery (
     next_try_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     delivered_at timestamptz,
     given_up_at  timestamptz,
-    message_id   bigint      REFERENCES alert_message ON DELETE SET NULL,
+    message_id   bigint,
     error        text,
     PRIMARY KEY (alert_id, channel),
     CHECK (delivered_at IS NULL OR given_up_at IS NULL)
 );
+COMMENT ON COLUMN alert_delivery.message_id IS 'the message that told of it; messages are kept for a week only';
 COMMENT ON COLUMN alert_delivery.error IS 'what kind of failure the last try was; never a URL nor what the other side said';
 CREATE INDEX alert_delivery_waiting ON alert_delivery (channel, next_try_at) WHERE delivered_at IS NULL AND given_up_at IS NULL;
 
