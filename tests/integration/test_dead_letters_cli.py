@@ -178,7 +178,9 @@ def test_an_export_that_breaks_off_leaves_the_old_file_and_nothing_else(
     world: World, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(world)
-    file = tmp_path / "letters.jsonl"
+    folder = tmp_path / "out"
+    folder.mkdir()
+    file = folder / "letters.jsonl"
     file.write_text("an older one")
 
     def full(_: int) -> None:
@@ -186,7 +188,7 @@ def test_an_export_that_breaks_off_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr(subject.os, "fsync", full)
     assert cli("dead-letters", "export", "--output", str(file)) == 1
-    assert file.read_text() == "an older one" and [one.name for one in tmp_path.iterdir()] == ["letters.jsonl"]
+    assert file.read_text() == "an older one" and [one.name for one in folder.iterdir()] == ["letters.jsonl"]
 
 
 def test_where_tells_of_the_dead_letters_of_a_message(world: World, cli: Cli) -> None:

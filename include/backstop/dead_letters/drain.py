@@ -80,7 +80,10 @@ def drain_all(
             if not groups:
                 continue
             try:
-                broker: Broker = (brokers or {}).get(name) or stack.enter_context(open_broker(settings, connections, name))
+                broker = (brokers or {}).get(name)
+                if broker is None:
+                    opened: Broker = open_broker(settings, connections, name)
+                    broker = stack.enter_context(opened)
                 if run.dry_run:
                     drained.counts.add("read", sum(1 for group in groups for _ in broker.dead_letters(group)))
                     continue

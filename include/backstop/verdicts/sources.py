@@ -45,7 +45,8 @@ class Sources:
     def broker(self, name: str) -> Broker:
         """The broker of this name."""
         if name not in self._brokers:
-            self._brokers[name] = self._stack.enter_context(open_broker(self.settings, self.connections, name))
+            opened: Broker = open_broker(self.settings, self.connections, name)
+            self._brokers[name] = self._stack.enter_context(opened)
         return self._brokers[name]
 
     def missed(self, subject: str, error: Unavailable) -> None:
