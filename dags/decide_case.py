@@ -71,7 +71,7 @@ def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
 )
 def decide_case() -> None:
     """Wiring only. No time limit: a person takes as long as it takes."""
-    asked = people.AskPersonOperator(task_id="ask", retries=2, retry_delay=timedelta(seconds=1))
+    asked = people.AskPersonOperator(task_id="ask", form=people.ask_about_case, retries=2, retry_delay=timedelta(seconds=1))
     asked >> apply()
 
 

@@ -7,7 +7,7 @@ Airflow must be told: who may answer, which fields the form has, which runs are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import unwrap
 from typing import Any
 
@@ -28,19 +28,24 @@ Answer = dict[str, Any]
 
 
 class AskPersonOperator(BaseOperator):
-    """Shows one case and waits, without a worker, until a person answers; nothing answers in their place.
+    """Shows a form and waits, without a worker, until a person answers; nothing answers in their place.
 
-    The form is written when the task starts, from the case as it is then; a case that needs no answer any more skips it.
-    Airflow's own HITLOperator does the asking; it takes its form when a DAG file is read, and imports too much for that.
+    `form` writes it when the task starts: a function of the context that returns subject, body, options, params and
+    assigned_users, or skips the task. Airflow's own HITLOperator does the asking; it takes its form when a DAG file is read, and
+    imports too much for that.
     """
 
     template_fields = ()
+
+    def __init__(self, *, form: Callable[[Any], dict[str, Any]], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.form = form
 
     def execute(self, context: Any) -> None:
         """Writes the form and parks the task."""
         from airflow.providers.standard.operators.hitl import HITLOperator
 
-        form = form_of(int(context["params"]["case_id"]), context["run_id"])
+        form = self.form(context)
         # Unwrapped, because the guard around it warns of operators that are called by hand.
         unwrap(HITLOperator.execute)(HITLOperator(task_id=self.task_id, **form), context)
 
@@ -78,6 +83,11 @@ class StartRunOperator(BaseOperator):
             reset_dag_run=self.reset, skip_when_already_exists=True, wait_for_completion=False,
             allowed_states=[], failed_states=[], poke_interval=60, deferrable=False,
         )  # fmt: skip
+
+
+def ask_about_case(context: Any) -> dict[str, Any]:
+    """The form of the case that the run was started for."""
+    return form_of(int(context["params"]["case_id"]), context["run_id"])
 
 
 @told

@@ -55,6 +55,9 @@ QUERIES: tuple[tuple[str, str], ...] = (
     ("Cases opened", """
         SELECT case_id AS "case", kind, topic, consumer_group AS "group", severity, state, summary
         FROM case_file WHERE opened_by_run = %(run_id)s ORDER BY case_id LIMIT %(limit)s"""),
+    ("Planned to be replayed", """
+        SELECT topic, consumer_group AS "group", reason, count(*) AS deliveries, count(asked_at) AS "asked for"
+        FROM incident_delivery WHERE run_id = %(run_id)s GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT %(limit)s"""),
     ("Not read to the end", """
         SELECT subject, detail FROM staged_read JOIN run USING (run_id, stage)
         WHERE run_id = %(run_id)s AND NOT complete ORDER BY 1 LIMIT %(limit)s"""),
@@ -63,6 +66,26 @@ QUERIES: tuple[tuple[str, str], ...] = (
         FROM quarantine WHERE first_run_id = %(run_id)s ORDER BY 1, 2 LIMIT %(limit)s"""),
 )  # fmt: skip
 
+CASE: tuple[tuple[str, str], ...] = (
+    ("Deliveries", """
+        SELECT topic, message_id, consumer_group AS "group", shard, added_at, settled_at
+        FROM case_member WHERE case_id = %(case_id)s ORDER BY settled_at NULLS FIRST, 1, 2, 3 LIMIT %(limit)s"""),
+    ("Dead letters", """
+        SELECT dead_letter_id AS letter, topic, message_id, consumer_group AS "group", category, state, reason, died_at
+        FROM dead_letter WHERE case_id = %(case_id)s ORDER BY 1 LIMIT %(limit)s"""),
+    ("Notes", """
+        SELECT written_at, written_by, note FROM case_note WHERE case_id = %(case_id)s ORDER BY note_id LIMIT %(limit)s"""),
+    ("Questions to people", """
+        SELECT number, dag_run_id AS run, asked_at, answered_by, answer, ended_at, how, said
+        FROM case_question WHERE case_id = %(case_id)s ORDER BY number LIMIT %(limit)s"""),
+)  # fmt: skip
+CASES = """
+    SELECT case_id AS "case", severity, kind, topic, consumer_group AS "group", summary, opened_at, last_seen_at
+    FROM case_file WHERE state = 'open'
+    ORDER BY array_position(ARRAY['critical', 'warning', 'info'], severity), opened_at, case_id LIMIT %(limit)s"""
+CAUSES = """
+    SELECT cause_id AS cause, category, template, dead_letters AS letters, first_seen_at, last_seen_at, examples
+    FROM cause WHERE dead_letters > 0 ORDER BY last_seen_at DESC, 1 LIMIT %(limit)s"""
 RUN = """
     SELECT run_id, duty, scope, state, dry_run, no_send, started_at, finished_at, as_of, stage,
     policy_version, code_version,
@@ -81,6 +104,8 @@ def make_app() -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(reader())])
     app.get("/runs")(list_runs)
     app.get("/runs/{run_id}")(show_run)
+    app.get("/cases")(list_cases)
+    app.get("/cases/{case_id}")(show_case)
     app.get("/docs/{path:path}")(show_docs)
     return app
 
@@ -92,7 +117,37 @@ def list_runs() -> Response:
         rows = [row_of(cursor, row) for row in cursor.fetchall()]
     for row in rows:
         row["run"] = Link(f"runs/{row['run']}", str(row["run"]))
-    return page("Runs", table(rows))
+    return page("Runs", f"<p>{Link('cases', 'Open cases and causes of dead letters')}</p>{table(rows)}")
+
+
+def list_cases() -> Response:
+    """Open cases, the most severe first, and what dead letters died of, the latest first."""
+    with control_room() as room, room.control, room.control.cursor() as cursor:
+        found = []
+        for query in (CASES, CAUSES):
+            cursor.execute(query, {"limit": LIMIT + 1})
+            found.append([row_of(cursor, row) for row in cursor.fetchall()])
+    cases, causes = found
+    for case in cases:
+        case["case"] = Link(f"cases/{case['case']}", str(case["case"]))
+    return page("Open cases", table(cases) + "<h2>Causes of dead letters</h2>" + table(causes))
+
+
+def show_case(case_id: int) -> Response:
+    """One case: its evidence, deliveries, letters, notes and questions. No content of a message."""
+    with control_room() as room, room.control, room.control.cursor() as cursor:
+        cursor.execute("SELECT * FROM case_file WHERE case_id = %s", (case_id,))
+        found = cursor.fetchone()
+        if found is None:
+            raise HTTPException(404, "There is no such case.")
+        case = row_of(cursor, found)
+        sections = []
+        for title, query in CASE:
+            cursor.execute(query, {"case_id": case_id, "limit": LIMIT + 1})
+            sections.append((title, [row_of(cursor, row) for row in cursor.fetchall()]))
+    facts = [{"what": name, "value": value} for name, value in case.items() if value not in (None, {})]
+    body = table(facts) + "".join(f"<h2>{escape(title)}</h2>{table(rows)}" for title, rows in sections if rows)
+    return page(f"Case {case_id}: {case['kind']}, {case['state']}", body)
 
 
 def show_run(run_id: int) -> Response:

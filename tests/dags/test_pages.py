@@ -37,6 +37,15 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 " VALUES ('reconcile', %s, 'p', 'c', '{\"lost\": 1}')",
                 (str(uuid.uuid4()),),
             )
+            cursor.execute(
+                "INSERT INTO case_file (kind, topic, summary, evidence) VALUES ('unknown', %s, %s, jsonb_build_object('x', %s::text))",
+                (NASTY, NASTY, NASTY),
+            )
+            cursor.execute("INSERT INTO case_note (case_id, written_by, note) VALUES (1, 'olga', %s)", (NASTY,))
+            cursor.execute(
+                "INSERT INTO cause (fingerprint, template, category, first_seen_at, last_seen_at, dead_letters)"
+                " VALUES ('f', %s, 'poison', now(), now(), 4)", (NASTY,),
+            )  # fmt: skip
             cursor.execute("INSERT INTO verdict_count VALUES (1, %s, 'billing', 'LOST', 7, 7, 0)", (NASTY,))
             cursor.execute(
                 "INSERT INTO data_check (run_id, suite, passed, expectations, failed, report)"
@@ -65,6 +74,15 @@ def reader(environment: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
     """Somebody whom Airflow lets pass."""
     monkeypatch.setattr(backstop_pages, "reader", lambda: lambda: None)
     return TestClient(backstop_pages.make_app())
+
+
+def test_open_cases_and_causes_are_listed_and_a_case_has_its_page_with_every_value_escaped(reader: TestClient) -> None:
+    listed, shown = reader.get("/cases").text, reader.get("/cases/1").text
+    assert '<a href="cases/1">1</a>' in listed and "poison" in listed
+    assert "olga" in shown
+    for text in (listed, shown):
+        assert "<script>" not in text and "&lt;script&gt;" in text
+    assert reader.get("/cases/99").status_code == 404
 
 
 def test_a_run_page_shows_counts_and_checks_and_escapes_every_value(reader: TestClient) -> None:

@@ -17,8 +17,10 @@ DAGS = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
 CHANGE_NOTHING = ("prove", "audit")
 LIGHT = ("watch", "deliver_alerts", "ask_people")
 """One task that is the whole duty: a minute is too short for a task of Airflow's at each end."""
-ASKING = {"decide_case": "ask"}
+ASKING = {"decide_case": "ask", "replay_incident": "approve"}
 """Each run waits for a person, in this task: without a limit, beside others, and it is no run of a duty."""
+BESIDE = {"reconcile": 3, "decide_case": 200, "replay_incident": 16}
+"""How many runs may be at work at once; one of all others."""
 DUTIES = [name for name in DAGS if name not in LIGHT and name not in ASKING]
 HEAVY = ("pyspark", "great_expectations", "psycopg2", "pydantic", "redis", "pandas", "pyarrow")
 MILLISECONDS = 100
@@ -117,7 +119,7 @@ def test_a_dag_says_how_to_run_it_whose_it_is_and_who_is_told(bag: dict[str, Any
 def test_a_dag_neither_runs_beside_itself_nor_catches_up_nor_hangs(bag: dict[str, Any], name: str) -> None:
     dag = bag["dags"][name]
     # Runs of reconcile by hand have scopes of their own; its leases keep equal scopes apart (tests/integration/test_by_hand.py).
-    assert dag["max_active_runs"] == (200 if name in ASKING else 3 if name == "reconcile" else 1)
+    assert dag["max_active_runs"] == BESIDE.get(name, 1)
     assert dag["catchup"] is False
     longest = 24 * 3600 if name in ASKING else dag["timeout"]
     assert 0 < longest <= 24 * 3600

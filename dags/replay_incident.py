@@ -1,0 +1,114 @@
+"""### replay_incident: what an incident lost goes out again, planned, shown, approved
+
+By hand only. Plans which deliveries of a topic (and window) are sent again, shows the plan, waits for a yes where one is needed,
+and asks for what was shown. The DAG `resend` sends it, in the steps of its ramp and by its rate.
+
+    plan >> approve >> replay >> ask_for_resend
+
+What each task does, and what to do when it is red:
+
+- **plan** chooses by verdict (LOST, UNSENT, STALLED: judged again now) or by dead letters (their causes, or DEAD_LETTERED for
+  all), and stores the plan; its log and XCom show it. Red: a database was away, or the form asks for something that cannot be;
+  the log says which.
+- **approve** shows the plan under *Required Actions* and waits. Skipped: a dry run, an empty plan, or a canary within the blast
+  radius of the policy. Red: Airflow could not write the question; clear it.
+- **replay** asks for the planned deliveries: with `canary` the first few, with `full` all. Skipped: a dry run, or the answer was
+  no. Red: clear it; what was asked for already is asked for once. What moved on since the plan is left out.
+- **ask_for_resend** wakes the DAG `resend`. Red: clear it; `resend` also looks by itself.
+
+**Is it safe to run twice?** Yes. A plan asks for each send number once, and each is judged again before it is published.
+
+**By hand**: *Trigger* with `topic`, `verdicts` or `causes`, `why`, and first with `mode` dry_run, then canary, then full. Or
+`backstop replay`.
+
+**Stop**: `backstop pause TOPIC --why ...`: what was asked for waits.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Asset, Param, TriggerRule, dag, task
+
+try:
+    from backstop.plugins import backstop_duty as duty
+    from backstop.plugins import backstop_incident as incident
+    from backstop.plugins.backstop_decide import AskPersonOperator
+    from backstop.plugins.backstop_notify import tell_failure
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    import backstop_duty as duty
+    import backstop_incident as incident
+    from backstop_decide import AskPersonOperator
+    from backstop_notify import tell_failure
+
+SOMETHING_TO_SEND = Asset("backstop_something_to_send")
+ONE_OF = ["LOST", "UNSENT", "STALLED", "DEAD_LETTERED"]
+
+
+@task
+def plan(params: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """In the name of who triggered the run."""
+    return incident.plan(params, context["dag_run"].triggering_user_name or params["by"] or "")
+
+
+# No approval may have been needed.
+@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS)
+def replay(params: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """In the name of who said yes, else of who planned."""
+    shown, answer = context["ti"].xcom_pull(task_ids="plan"), context["ti"].xcom_pull(task_ids="approve")
+    return incident.replay(shown, params["mode"], answer, shown["by"])
+
+
+@task(outlets=[SOMETHING_TO_SEND])
+def ask_for_resend() -> None:
+    """The asset's event; with nothing to send there is none."""
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    if not duty.anything_to_send():
+        raise AirflowSkipException("nothing is to be sent")
+
+
+@dag(
+    dag_id="replay_incident",
+    schedule=None,
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=16,  # an approval may take hours, and another incident need not wait for it
+    default_args={
+        "owner": "backstop",
+        "retries": 1,
+        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
+    },
+    params={
+        "topic": Param(type="string", minLength=1, title="Topic"),
+        "from": Param(
+            None, type=["null", "string"], format="date-time", title="From", description="Created since; dead letters: died since"
+        ),
+        "to": Param(None, type=["null", "string"], format="date-time", title="To", description="... and before"),
+        "verdicts": Param([], type="array", items={"type": "string", "enum": ONE_OF}, title="Verdicts"),
+        "causes": Param([], type="array", items={"type": "integer"}, title="Causes", description="Ids of causes of dead letters"),
+        "group": Param(None, type=["null", "string"], minLength=1, title="Group", description="Empty: every consumer group"),
+        "limit": Param(None, type=["null", "integer"], minimum=1, title="Limit", description="At most so many deliveries"),
+        "rate": Param(None, type=["null", "number"], exclusiveMinimum=0, title="Rate", description="Messages a second"),
+        "mode": Param("dry_run", type="string", enum=["dry_run", "canary", "full"], title="Mode"),
+        "by": Param(None, type=["null", "string"], title="By", description="Only where Airflow does not know who triggers"),
+        "why": Param(type="string", minLength=1, title="Why", description="Kept with the plan"),
+    },
+    on_failure_callback=tell_failure,
+    tags=["backstop"],
+    doc_md=__doc__,
+)
+def replay_incident() -> None:
+    """Wiring only."""
+    planned = plan.override(execution_timeout=timedelta(hours=1))()
+    approved = AskPersonOperator(
+        task_id="approve", form=incident.ask_for_approval, retries=2, retry_delay=timedelta(seconds=1)
+    )
+    replayed = replay.override(execution_timeout=timedelta(hours=1))()
+    planned >> approved >> replayed >> ask_for_resend.override(execution_timeout=timedelta(minutes=5))()
+    planned >> replayed
+
+
+dag = replay_incident()
