@@ -16,6 +16,8 @@ from backstop.schema.build_indexes import build_indexes, indexes_of
 from backstop.schema.migrate import current, head, migrate
 from backstop.schema.revisions import revisions
 
+COMING = sorted(revisions("producer"))[1:]
+"""What a database of version 0.1.0 has still to get."""
 LONGEST_STALL = 2.0
 """Seconds that a producer's transaction may wait, on a machine of two cores that also builds the index."""
 
@@ -84,7 +86,7 @@ def test_producers_go_on_while_millions_of_stubs_are_indexed(server: Postgres, s
     for producer in producers:
         producer.start()
     begun = time.monotonic()
-    assert migrate(url, "producer") == ["0002"]
+    assert migrate(url, "producer") == COMING
     took = time.monotonic() - begun
     for producer in producers:
         producer.end()
@@ -120,7 +122,7 @@ def test_an_index_waits_for_an_open_transaction_for_a_limited_time_and_is_built_
     run(url, "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('live', 'm', 'x', now())")
     assert current(url, "producer") == "0001"
     forgotten.rollback()
-    assert migrate(url, "producer") == ["0002"]
+    assert migrate(url, "producer") == COMING
     valid = "SELECT bool_and(indisvalid) FROM pg_index WHERE indrelid = 'message_stub'::regclass"
     assert run(url, valid) == [(True,)]
     forgotten.close()
@@ -145,7 +147,7 @@ def test_two_migrations_at_once_wait_for_each_other_and_never_for_ever(server: P
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(applied) == [[], [], ["0002"]]
+    assert sorted(applied) == [[], [], COMING]
 
 
 def test_a_database_made_anew_is_the_same_as_one_that_was_upgraded(server: Postgres) -> None:
