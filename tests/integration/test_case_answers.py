@@ -10,6 +10,7 @@ import pytest
 from backstop.cases.decide import Decided, decide
 from backstop.cases.look import show
 from backstop.cases.note import add_note, notes_of
+from backstop.cli.app import run_app
 from backstop.dead_letters import answer as subject
 from backstop.dead_letters.apply import decide_and_apply
 from backstop.errors import DecisionRefused, StoreUnavailable
@@ -282,3 +283,28 @@ def test_a_conflict_is_never_taken_for_done_and_only_its_letter_is_discarded(wor
     assert (states(world)[number], case_state(world, case_id)) == ("discarded", "closed")
     assert world.control("SELECT * FROM delivery_decision") == []
     assert str(world.judge("m")["billing"].verdict) == "CONFIRMED"
+
+
+def test_a_letter_that_breaks_the_contract_is_replayed_from_what_the_producer_promised(world: World) -> None:
+    dead(world, "m", "poison", invalid="its headers are no JSON")
+    case_id = asked(world)
+    assert letters(world)["m"]["reason"] == "invalid"
+    assert answered(world, case_id, "replay").counts["replaying"] == 1
+    assert resend(world)["published"] == 1
+
+
+def test_the_command_line_answers_edits_and_notes(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    dead(world, "m", "poison")
+    dead(world, "n", "poison")
+    case_id = str(asked(world))
+    assert run_app(["cases", "note", case_id, "--text", "mended", "--by", "ann"]) == 0
+    assert run_app(["cases", "show", case_id]) == 0
+    shown = capsys.readouterr().out
+    assert "ann noted: mended" in shown and "cases decide" in shown and "replay_sample" in shown
+    edit = ["cases", "decide", case_id, "edit", "--message", "m", "--content-text", "better", "--by", "ann", "--why", "x"]
+    assert run_app([*edit, "--content-base64", "AA=="]) == 2
+    assert run_app(edit) == 0
+    assert "content_version 2" in capsys.readouterr().out
+    assert run_app(["cases", "decide", case_id, "discard", "--by", "ann", "--why", "the rest"]) == 0
+    assert {name: one["state"] for name, one in letters(world).items()} == {"m": "replaying", "n": "discarded"}
+    assert run_app(["run", "triage", "--dry-run"]) == 0

@@ -157,11 +157,9 @@ def _nameless(settings: Settings, letter: Letter, owed: Mapping[Key, set[str]]) 
         return "unknown_topic"
     if letter.group is None or letter.group not in settings.groups_of(letter.topic):
         return "unknown_group"
-    if letter.invalid is not None:
-        return "invalid"
     if key is not None and key in owed and letter.group not in owed[key]:
         return "not_owed"
-    return None
+    return "invalid" if letter.invalid is not None else None
 
 
 def _unread(

@@ -18,7 +18,8 @@ def why_not(action: str, facts: Facts, policy: Policy) -> str | None:
         return None
     if is_done(facts):
         return "the group's log says that its id is done, with another content: nothing can be sent under this id any more"
-    if facts.nameless is not None:
+    # A broken letter may name its delivery all the same: what is sent is the stub's content, not the letter's.
+    if facts.nameless not in (None, "invalid"):
         return f"nothing can be sent for letters that {REASONS[facts.nameless].says}"
     if (reason := cannot_send(facts, policy)) is not None:
         return f"nothing can be sent for letters that {REASONS[reason].says}"

@@ -55,6 +55,12 @@ FROM (SELECT r.run_id FROM run r WHERE r.finished_at < %(before)s ORDER BY r.run
 CROSS JOIN LATERAL (SELECT w.ctid FROM data_check w WHERE w.run_id = old.run_id LIMIT %(limit)s) v
 LIMIT %(limit)s;
 
+-- name: incident: plans of replays by hand, with their deliveries; letters and requests keep what became of them
+SELECT v.ctid
+FROM (SELECT r.run_id FROM run r WHERE r.finished_at < %(before)s ORDER BY r.run_id) old
+CROSS JOIN LATERAL (SELECT w.ctid FROM incident w WHERE w.run_id = old.run_id LIMIT %(limit)s) v
+LIMIT %(limit)s;
+
 -- name: progress_history: of topics that no run reads any more; the others are kept shorter by reconcile
 SELECT p.ctid FROM progress_history p WHERE p.recorded_at < %(before)s LIMIT %(limit)s;
 

@@ -17,6 +17,7 @@ _SQL = load("backstop.retention", "control.sql")
 
 BY_RUN = (
     "verdict", "verdict_count", "staged_verdict", "staged_stub", "staged_count", "staged_read", "staged_letter", "data_check",
+    "incident",
 )  # fmt: skip
 BY_AGE = ("progress_history", "watch_finding", "quarantine", "anomaly", "alert")
 POINTED_AT = ("alert_message", "case_file", "resend_batch", "cause", "drain_batch", "run")
