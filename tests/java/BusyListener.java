@@ -22,6 +22,7 @@ import org.apache.activemq.RedeliveryPolicy;
 /**
  * A consumer as other programs have it: a JMS listener on a failover connection, AUTO_ACKNOWLEDGE, that writes its log by
  * the wire contract. It is busy with a message until a line on its input says how that ends: "done ID", "fail ID", or "abandon ID" (it fails and writes nothing of it).
+ * "map QUEUE" sends a JMS map message there.
  *
  * Arguments: URL, queue, group, topic. Environment: BROKER_USER, BROKER_PASSWORD, LOG_JDBC, LOG_USER, LOG_PASSWORD.
  * Output, one line each: "> started ID", "> known ID", "> done ID", "> failed ID", "> resumed".
@@ -82,6 +83,15 @@ public final class BusyListener {
         BufferedReader orders = new BufferedReader(new InputStreamReader(System.in));
         for (String line = orders.readLine(); line != null; line = orders.readLine()) {
             String[] words = line.split(" ", 2);
+            if (words[0].equals("map")) {
+                Session other = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+                javax.jms.MapMessage map = other.createMapMessage();
+                map.setString("total", "12");
+                other.createProducer(other.createQueue(words[1])).send(map);
+                other.close();
+                SAY.println("> sent a map");
+                continue;
+            }
             ENDS.put(words[1], words[0]);
             latch(words[1]).countDown();
         }

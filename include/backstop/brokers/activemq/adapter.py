@@ -37,6 +37,7 @@ class ActiveMQ:
 
     `url`: stomp://user:password@host:61613?jolokia=... ; never shown. `groups`: the one group of each topic, where queues do
     not name their group. `delivery_limit`: deliveries by one consumer before it gives a message up (null: no limit).
+    `send_timeout`: the whole time of one publish; `answer_timeout`: of one question, or one acknowledgement.
     `redelivery`: who makes a failed message wait: its `client`, or the `broker` (its plugin and scheduler).
     """
 
@@ -54,6 +55,7 @@ class ActiveMQ:
         prefetch: int = PREFETCH,
         connect_timeout: timedelta = timedelta(seconds=5),
         send_timeout: timedelta = timedelta(seconds=10),
+        answer_timeout: timedelta = timedelta(seconds=30),
     ) -> None:
         letters = [name.strip() for name in dead_letters.split(",") if name.strip()]
         self._names = Names(send_to, receive_from, letters, dict(groups or {}))
@@ -62,7 +64,7 @@ class ActiveMQ:
             wrong = "redelivery must be client or broker"
         if wrong is None and min(max_message_bytes, prefetch, delivery_limit or 1) < 1:
             wrong = "max_message_bytes, prefetch and delivery_limit must be at least 1"
-        if wrong is None and min(connect_timeout, send_timeout) <= timedelta(0):
+        if wrong is None and min(connect_timeout, send_timeout, answer_timeout) <= timedelta(0):
             wrong = "durations must be above zero"
         if wrong is not None:
             raise ConfigurationError(
@@ -70,7 +72,7 @@ class ActiveMQ:
                 next_step="Correct the broker's options; docs/brokers/activemq.md has examples.",
             )  # fmt: skip
         self._delivery_limit, self._redelivery, self._prefetch = delivery_limit, redelivery, prefetch
-        self._seconds = send_timeout.total_seconds()
+        self._seconds = answer_timeout.total_seconds()
         address = Address.parse(url)
         self._pool = Pool(address, connect_timeout=connect_timeout.total_seconds())
         beans = Jolokia(address.jolokia, timeout=self._seconds) if address.jolokia else None
@@ -80,7 +82,7 @@ class ActiveMQ:
         self._watched = beans is not None
         self._publisher = Publisher(
             self._pool, self._names, self._looker.there if beans else None,
-            send_timeout=self._seconds, max_bytes=max_message_bytes,
+            send_timeout=send_timeout.total_seconds(), max_bytes=max_message_bytes,
         )  # fmt: skip
 
     def __repr__(self) -> str:

@@ -23,6 +23,9 @@ PIECE_MESSAGES = 1000
 """A transaction is held by the broker until it is committed: pieces of about this size."""
 THERE_SECONDS = 10.0
 """How long it is believed that a topic is there."""
+_Piece = list[tuple[int, dict[str, str], bytes]]
+"""Places in the batch, with headers and body."""
+_TOO_LARGE = ("maximum data length", "maximum frame size", "maximum header", "max frame size")
 _ROLLED_BACK = ("rolled back", "rollback only", "rollback-only", "rollbackonly")
 
 
@@ -41,7 +44,7 @@ class Publisher:
     def publish(self, messages: Sequence[Message], group: str | None) -> list[Receipt]:
         deadline = time.monotonic() + self._seconds
         receipts: dict[int, Receipt] = {}
-        waiting: dict[str, list[tuple[int, dict[str, str], bytes]]] = {}
+        waiting: dict[str, _Piece] = {}
         missing = {topic: self._missing(topic) for topic in {message.topic for message in messages}}
         for place, message in enumerate(messages):
             refused = missing[message.topic]
@@ -63,8 +66,7 @@ class Publisher:
             waiting.setdefault(to, []).append((place, headers, body))
         for destination, some in waiting.items():
             for piece in _pieces(some):
-                receipt = self._transaction(destination, [(headers, body) for _, headers, body in piece], deadline)
-                receipts |= dict.fromkeys((place for place, _, _ in piece), receipt)
+                receipts |= self._piece(destination, piece, deadline)
         return [receipts[place] for place in range(len(messages))]
 
     def _missing(self, topic: str) -> Receipt | None:
@@ -89,32 +91,44 @@ class Publisher:
         with self._lock:
             self._known.pop(topic, None)
 
-    def _transaction(self, to: str, messages: Sequence[tuple[Mapping[str, str], bytes]], deadline: float) -> Receipt:
-        """One receipt for all of them: they are stored together or not at all."""
+    def _piece(self, to: str, piece: _Piece, deadline: float) -> dict[int, Receipt]:
+        receipt, by_broker = self._transaction(to, [(headers, body) for _, headers, body in piece], deadline)
+        if by_broker and len(piece) > 1:
+            # It said no to one of them, and nothing is stored: each by itself then, so that the others go.
+            return {one[0]: self._piece(to, [one], deadline)[one[0]] for one in piece}
+        return dict.fromkeys((place for place, _, _ in piece), receipt)
+
+    def _transaction(self, to: str, messages: Sequence[tuple[Mapping[str, str], bytes]], deadline: float
+    ) -> tuple[Receipt, bool]:  # fmt: skip
+        """One receipt for all of them, which are stored together or not at all; and whether the broker itself said no."""
         try:
             session = self._pool.take()
         except NotSent as error:
-            return _refused(f"Nothing was sent: {error}")
+            return _refused(f"Nothing was sent: {error}"), False
         number = session.number()
         refused = self._send(session, number, to, messages, deadline)
         if refused is not None:
             session.close()  # and the broker rolls back what it began
             return refused
+        return self._commit(session, number, deadline)
+
+    def _commit(self, session: Session, number: str, deadline: float) -> tuple[Receipt, bool]:
         try:
             session.write(encode("COMMIT", {"transaction": number, "receipt": f"{number}-c"}), deadline)
             answer = session.answer(f"{number}-c", deadline)
         except Lost as error:
             session.close()
-            return Receipt(Outcome.UNKNOWN, error=f"No answer came to the commit: {error}")
+            return Receipt(Outcome.UNKNOWN, error=f"No answer came to the commit: {error}"), False
         if answer is None or answer.command == "ERROR":
             session.close()
-            return _uncommitted(answer)
+            receipt = _uncommitted(answer)
+            return receipt, receipt.outcome is Outcome.REFUSED
         self._pool.give_back(session)
-        return Receipt(Outcome.SENT)
+        return Receipt(Outcome.SENT), False
 
     def _send(
         self, session: Session, number: str, to: str, messages: Sequence[tuple[Mapping[str, str], bytes]], deadline: float
-    ) -> Receipt | None:
+    ) -> tuple[Receipt, bool] | None:  # fmt: skip
         """Hands the messages to the broker, uncommitted; null: it has taken them."""
         frames = [encode("BEGIN", {"transaction": number})]
         last = len(messages) - 1
@@ -128,16 +142,19 @@ class Publisher:
             session.write(b"".join(frames), deadline)
             answer = session.answer(f"{number}-s", deadline)
         except Lost as error:
-            return _refused(f"The connection broke before the commit was written: {error}")
+            answer = session.last_word()
+            if answer is None:
+                return _refused(f"The connection broke before the commit was written: {error}"), False
         if answer is None:
-            return _refused("No answer came in time, and the commit was not written")
-        return None if answer.command == "RECEIPT" else _refused(said(answer))
+            return _refused("No answer came in time, and the commit was not written"), False
+        if answer.command == "RECEIPT":
+            return None
+        text = said(answer)
+        return _refused(text, for_good=any(sign in text.lower() for sign in _TOO_LARGE)), True
 
 
-def _pieces(
-    some: Sequence[tuple[int, dict[str, str], bytes]],
-) -> Iterator[list[tuple[int, dict[str, str], bytes]]]:
-    piece: list[tuple[int, dict[str, str], bytes]] = []
+def _pieces(some: _Piece) -> Iterator[_Piece]:
+    piece: _Piece = []
     size = 0
     for one in some:
         weight = len(one[2]) + sum(map(len, one[1].values()))

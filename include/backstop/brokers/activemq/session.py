@@ -165,6 +165,16 @@ class Session:
         if answer.command == "ERROR":
             raise Lost(said(answer))
 
+    def last_word(self) -> Frame | None:
+        """The ERROR that came before the connection broke; null: none did."""
+        try:
+            while (frame := self.read(time.monotonic())) is not None:
+                if frame.command == "ERROR":
+                    return frame
+        except Lost:
+            return None
+        return None
+
     def idle(self) -> bool:
         """Whether it can be used again: open, and nothing unread in it but signs of life."""
         try:

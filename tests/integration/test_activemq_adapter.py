@@ -1,0 +1,307 @@
+"""What the contract of every broker does not ask for: ActiveMQ's own faults, limits and dead letters, on a real server."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stomp
+
+from activemq import PASSWORD
+from activemq import ActiveMQ as Server
+from activemq_world import GROUP, TOPIC, Listener, World, triage, until, world_of
+from backstop.brokers.activemq import ActiveMQ
+from backstop.brokers.protocol import ProgressMeans
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import BrokerUnavailable, ConfigurationError
+from backstop.local.ports import LOOPBACK
+from backstop.local.postgres import Postgres
+from backstop.records import ID_HEADER, Message, Outcome
+from system import build_template, settings_dict
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("activemq")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as running:
+        build_template(running)
+        yield running
+
+
+@pytest.fixture
+def world(postgres: Postgres, server: Server) -> Iterator[World]:
+    with world_of(postgres, server) as made:
+        yield made
+
+
+@contextmanager
+def other_client(server: Server) -> Iterator[stomp.Connection12]:
+    """A client that is not ours."""
+    client = stomp.Connection12([(LOOPBACK, server.stomp_port)], auto_decode=False)
+    client.connect("backstop", PASSWORD, wait=True)
+    yield client
+    client.disconnect()
+
+
+class Inbox(stomp.ConnectionListener):
+    def __init__(self) -> None:
+        self.frames: list[Any] = []
+
+    def on_message(self, frame: Any) -> None:
+        self.frames.append(frame)
+
+
+class Cutter:
+    """Passes everything on until a client's COMMIT: that still goes through, its answer does not."""
+
+    def __init__(self, target: int) -> None:
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self.port = self._listener.getsockname()[1]
+        self._target = target
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            server = socket.create_connection((LOOPBACK, self._target))
+            committed = threading.Event()
+            threading.Thread(target=self._pass, args=(client, server, committed, True), daemon=True).start()
+            threading.Thread(target=self._pass, args=(server, client, committed, False), daemon=True).start()
+
+    @staticmethod
+    def _pass(source: socket.socket, to: socket.socket, committed: threading.Event, asks: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                if asks and b"COMMIT" in data:
+                    committed.set()
+                elif not asks and committed.is_set():
+                    break
+                to.sendall(data)
+        except OSError:
+            pass  # the other direction has closed it
+        source.close()
+        to.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def messages(*ids: str, content: bytes = b"{}", **headers: str) -> list[Message]:
+    return [Message(TOPIC, one, content, headers) for one in ids]
+
+
+def test_a_commit_whose_answer_is_lost_is_unknown_and_the_messages_are_stored_once(world: World, server: Server) -> None:
+    cutter = Cutter(server.stomp_port)
+    with ActiveMQ(server.url(port=cutter.port)) as broker:
+        receipts = broker.publish(messages("a", "b"))
+    cutter.close()
+    assert [receipt.outcome for receipt in receipts] == [Outcome.UNKNOWN] * 2
+    until("the commit", lambda: world.depth() == 2)
+    assert sorted(world.consume()) == ["a", "b"]
+
+
+def test_a_message_that_the_broker_calls_too_large_is_refused_for_good_and_the_others_of_its_batch_go(world: World) -> None:
+    large = Message(TOPIC, "large", b"x" * 3_500_000)
+    receipts = world.broker.publish([*messages("a"), large, *messages("b")])
+    assert [(one.outcome, one.refused_for_good) for one in receipts] == [
+        (Outcome.SENT, False), (Outcome.REFUSED, True), (Outcome.SENT, False),
+    ], receipts  # fmt: skip
+    assert sorted(world.consume()) == ["a", "b"]
+
+
+def test_other_programs_read_our_messages_and_we_read_theirs(world: World, server: Server) -> None:
+    with other_client(server) as client:
+        inbox = Inbox()
+        client.set_listener("inbox", inbox)
+        client.subscribe(f"/queue/{world.queue}", "1", ack="client-individual")
+        world.broker.publish(messages("ours", content=b"\x00\xff", shop="A:1\n", ümlaut="ü"))
+        [frame] = until("our message", lambda: list(inbox.frames))
+        assert (frame.body, frame.headers[ID_HEADER], frame.headers["shop"]) == (b"\x00\xff", "ours", "A:1\n")
+        client.ack(frame.headers["ack"])
+        client.unsubscribe("1")
+        client.send("/topic/VirtualTopic.orders", "grüße", headers={ID_HEADER: "theirs", "persistent": "true", "priority": "7"})
+        with world.broker.subscribe(GROUP, [TOPIC], "us") as subscription:
+            [got] = until("their message", lambda: subscription.fetch(1, timedelta(seconds=1)))
+            subscription.acknowledge([got])
+    assert (got.message.message_id, got.message.content) == ("theirs", "grüße".encode())
+    assert got.message.headers == {ID_HEADER: "theirs"}
+
+
+def test_a_plain_queue_has_one_group_and_its_letters_come_from_the_shared_dead_letter_queue(
+    world: World, server: Server
+) -> None:
+    options = {"send_to": "/queue/plain.{topic}", "receive_from": "plain.{topic}", "groups": {TOPIC: GROUP}}
+    with ActiveMQ(server.url(), **options) as broker, other_client(server) as client:  # type: ignore[arg-type]
+        broker.create_topic(TOPIC)
+        assert broker.publish(messages("m"))[0].outcome is Outcome.SENT
+        inbox = Inbox()
+        client.set_listener("inbox", inbox)
+        client.subscribe(f"/queue/plain.{TOPIC}", "1", ack="client-individual")
+        [frame] = until("the message", lambda: list(inbox.frames))
+        client.nack(frame.headers["ack"])  # without a redelivery policy at the broker: dead at once, and no cause
+        [letter] = until("the letter", lambda: list(broker.dead_letters(GROUP)))
+        assert (letter.group, letter.topic, letter.message_id) == (GROUP, TOPIC, "m")
+        assert broker.dead_letter_queues([GROUP]) == ["ActiveMQ.DLQ"]
+        with broker.open_dead_letters("ActiveMQ.DLQ") as reader:
+            [whole] = reader.read(10)
+            assert (whole.group, whole.topic, whole.cause, whole.content) == (GROUP, TOPIC, "", b"{}")
+            assert whole.properties["original-destination"] == f"/queue/plain.{TOPIC}"
+        # To the adapter of the virtual topics it is a letter of nobody's it knows, and still somebody's with an id.
+        [strange] = world.broker.dead_letters(GROUP)
+        assert (strange.group, strange.topic, strange.message_id) == (None, None, "m")
+
+
+def test_a_letter_of_the_redelivery_limit_and_an_expired_one_tell_their_cause(
+    world: World, server: Server, tmp_path: Path
+) -> None:
+    listener = Listener(world, tmp_path, server.openwire_port, redeliveries=1)
+    try:
+        world.send("poison")
+        for time_ in (1, 2):
+            listener.hears("started poison", time_)
+            listener.end("fail", "poison")
+        until("the dead letter", lambda: world.dead() == ["poison"])
+        with other_client(server) as client:
+            client.send(
+                "/queue/Consumer.late.VirtualTopic.orders", "{}",
+                headers={ID_HEADER: "late", "persistent": "true", "expires": str(int(time.time() * 1000) + 200)},
+            )  # fmt: skip
+            until("the expired letter", lambda: [one.message_id for one in world.broker.dead_letters("late")] == ["late"])
+    finally:
+        listener.close()
+    with world.broker.open_dead_letters(f"DLQ.{world.queue}") as reader:
+        [limit] = reader.read(10)
+    assert limit.cause.startswith("java.lang.Throwable: Delivery[2] exceeds redelivery policy limit:")
+    assert "cause:java.lang.IllegalStateException: The till is closed" in limit.cause
+    assert (limit.deliveries, limit.message_id, limit.group) == (2, "poison", GROUP)
+    with world.broker.open_dead_letters("DLQ.Consumer.late.VirtualTopic.orders") as reader:
+        [expired] = reader.read(10)
+    assert expired.cause.startswith("java.lang.Throwable: Message Expired. Expiration:")
+    assert (expired.message_id, expired.group, expired.topic) == ("late", "late", TOPIC)
+    counts = triage(world)
+    assert counts["stored"] == 1, "the letter of a group that the settings do not name is left alone"
+    # Thrown by the listener: an IllegalStateException is no matter of time.
+    assert world.rows("control", "SELECT category, deliveries FROM dead_letter") == [("poison", 2)]
+
+
+def test_a_letter_whose_content_stomp_does_not_show_is_left_in_the_broker_and_named(
+    world: World, server: Server, tmp_path: Path
+) -> None:
+    queue = f"DLQ.{world.queue}"
+    listener = Listener(world, tmp_path, server.openwire_port)
+    try:
+        listener.end("map", queue)
+        listener.hears("sent a map")
+    finally:
+        listener.close()
+    with other_client(server) as client:
+        client.send(f"/queue/{queue}", "", headers={ID_HEADER: "empty text", "persistent": "true"}, content_length=False)
+        until("both letters", lambda: world.depth(queue) == 2)
+    with world.broker.open_dead_letters(queue) as reader:
+        [letter] = reader.read(10)
+        assert (letter.message_id, letter.content) == ("empty text", b"")
+        reader.acknowledge([letter])
+        with pytest.raises(BrokerUnavailable, match="1 letters are messages whose content STOMP does not show"):
+            reader.read(10)
+    assert world.depth(queue) == 1
+
+
+def test_more_letters_than_a_browser_shows_are_never_taken_for_all_and_the_drain_takes_them_all(world: World) -> None:
+    queue = f"DLQ.{world.queue}"
+    frames = [f"m-{number}" for number in range(1500)]
+    with world.broker.subscribe(GROUP, [TOPIC], "c") as subscription:
+        with ActiveMQ(world.server.url()) as patient:
+            assert {receipt.outcome for receipt in patient.publish(messages(*frames))} == {Outcome.SENT}
+        deadline = time.monotonic() + 120
+        while world.depth(queue) < len(frames) and time.monotonic() < deadline:
+            for got in subscription.fetch(100, timedelta(seconds=1)):
+                subscription.hand_back(got, after=timedelta(0), counts=True, error="no")
+    with pytest.raises(BrokerUnavailable, match="maxBrowsePageSize"):
+        world.broker.dead_letters(GROUP)
+    with world.broker.open_dead_letters(queue) as reader:
+        found = [letter for page in iter(lambda: reader.read(400), []) for letter in page]
+        assert [letter.message_id for letter in found] == frames
+        reader.acknowledge(found)
+    assert list(world.broker.dead_letters(GROUP)) == []
+
+
+def test_what_waits_in_the_brokers_scheduler_is_never_taken_for_passed(world: World, server: Server) -> None:
+    with other_client(server) as client:
+        inbox = Inbox()
+        client.set_listener("inbox", inbox)
+        # The broker's redelivery plugin is on for these queues.
+        client.subscribe("/queue/retried.orders", "1", ack="client-individual")
+        client.send("/queue/retried.orders", "{}", headers={ID_HEADER: "m", "persistent": "true"})
+        [frame] = until("the message", lambda: list(inbox.frames))
+        client.nack(frame.headers["ack"])
+        with ActiveMQ(server.url(), redelivery="broker") as broker:
+            until("the wait in the scheduler", lambda: broker.retry_pending(TOPIC, GROUP) == 1)
+            with pytest.raises(BrokerUnavailable, match="wait in its scheduler"):
+                world.broker.progress(TOPIC, GROUP)
+            told = {finding.subject: finding for finding in world.broker.durability([TOPIC])}
+            assert not told["scheduler"].good and told["scheduler"].do
+            assert broker.capabilities.progress_means is ProgressMeans.RECEIVED and broker.capabilities.has_retry_queues
+            assert len(broker.progress(TOPIC, GROUP)) == 1
+            until("its return", lambda: broker.retry_pending(TOPIC, GROUP) == 0)
+        frame = until("the redelivery", lambda: inbox.frames[1:])[0]
+        client.ack(frame.headers["ack"])
+
+
+def test_a_dead_letter_queue_that_the_settings_do_not_name_is_told(world: World, server: Server) -> None:
+    good = {finding.subject: finding.good for finding in world.broker.durability([TOPIC])}
+    assert good == {
+        "store": True, "room": True, "time stamps": True, "scheduler": True, "dead-letter queues": True, f"topic {TOPIC}": True,
+    }  # fmt: skip
+    with ActiveMQ(server.url(), dead_letters="ELSEWHERE") as broker, other_client(server) as client:
+        client.send(f"/queue/{world.queue}", "{}", headers={"persistent": "true", "expires": str(int(time.time() * 1000) + 50)})
+        until("the expired letter", lambda: world.depth(f"DLQ.{world.queue}") == 1)
+        told = {finding.subject: finding for finding in broker.durability([TOPIC])}
+        assert not told["dead-letter queues"].good and world.queue in told["dead-letter queues"].says
+
+
+def test_a_producer_without_jolokia_publishes_and_a_look_without_it_is_refused(world: World, server: Server) -> None:
+    with ActiveMQ(server.url(jolokia=False)) as broker:
+        assert broker.publish(messages("m"))[0].outcome is Outcome.SENT
+        with pytest.raises(BrokerUnavailable, match="names no Jolokia"):
+            broker.progress(TOPIC, GROUP)
+    assert world.consume() == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "says"),
+    [
+        ({"receive_from": "Q.{topic}", "send_to": "/queue/Q.{topic}"}, {"topics": ["billing", "shipping"]}, "one another's"),
+        ({"receive_from": "Q.{topic}"}, {}, "must hold {group}"),
+        ({"send_to": "/queue/{topic}"}, {}, "the same name"),
+        ({"send_to": "VirtualTopic.{topic}"}, {}, "must begin with"),
+        ({"redelivery": "nobody"}, {}, "client or broker"),
+        ({"visibility": 5}, {}, "unknown option"),
+        ({"prefetch": 0}, {}, "at least 1"),
+        ({}, {"progress": "logged"}, "needs offsets"),
+    ],
+    ids=["groups share a queue", "no group", "queue and topic", "no kind", "redelivery", "unknown", "prefetch", "logged"],
+)  # fmt: skip
+def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], changes: dict[str, Any], says: str) -> None:
+    group = {"store": "billing_db", "duplicates": "guard", "progress": changes.get("progress", "acknowledged")}
+    settings = Settings.model_validate(settings_dict(
+        brokers={"amq": {"kind": "activemq", "connection": "broker", "options": options}},
+        topics={TOPIC: {"broker": "amq", "groups": changes.get("topics", [GROUP])}}, groups={GROUP: group, "shipping": group},
+    ))  # fmt: skip
+    with pytest.raises(ConfigurationError, match=says):
+        open_broker(settings, Connections(resolver={"broker": "stomp://u:p@127.0.0.1:1"}.get), "amq")
