@@ -46,7 +46,7 @@ def jars(*patterns: str) -> list[str]:
 
 
 class ActiveMQ:
-    """One broker named `backstop`. `backstop` may do everything, `limited` may read but not write."""
+    """One broker named `backstop`. `backstop` may do everything, `limited` may read but not write, `duty` may not make queues."""
 
     def __init__(self, directory: Path) -> None:
         if not installed():

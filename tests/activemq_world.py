@@ -97,7 +97,7 @@ class World:
     def due(self) -> None:
         """Every pending stub is due, and its newest send is over: waited for, because both clocks are real."""
         until("the end of max_send_duration", lambda: self.rows(
-            "shop_a", "SELECT coalesce(max(attempted_at) + interval '1.2 seconds' < clock_timestamp(), true) FROM message_stub"
+            "shop_a", "SELECT coalesce(max(attempted_at) + interval '3.2 seconds' < clock_timestamp(), true) FROM message_stub"
         )[0][0])  # fmt: skip
         self.rows("shop_a", "UPDATE message_stub SET next_check_at = now() - interval '1 s' WHERE status = 'pending'")
 
@@ -153,6 +153,7 @@ def world_of(postgres: Postgres, server: Server) -> Iterator[World]:
         producers={"shop_a": {"connection": "shop_a"}}, consumers={"billing_db": {"connection": "billing_db"}},
         groups={GROUP: {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"}},
         topics={TOPIC: {"broker": "amq", "groups": [GROUP], "mode": "repair"}},
+        policy={"max_send_duration": "3s", "attempt_timeout": "4s", "first_check": "4s", "backoff_base": "5s"},
     ))  # fmt: skip
     connections = Connections(resolver=urls.get)
     broker = open_broker(settings, connections, "amq")

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import stomp
 
-from activemq import PASSWORD
+from activemq import PASSWORD, READER_PASSWORD
 from activemq import ActiveMQ as Server
 from activemq_world import GROUP, TOPIC, Listener, World, triage, until, world_of
 from backstop.brokers.activemq import ActiveMQ
+from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import ProgressMeans
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
@@ -281,6 +282,29 @@ def test_a_producer_without_jolokia_publishes_and_a_look_without_it_is_refused(w
         with pytest.raises(BrokerUnavailable, match="names no Jolokia"):
             broker.progress(TOPIC, GROUP)
     assert world.consume() == ["m"]
+
+
+def test_the_duties_need_no_right_to_make_queues(world: World, server: Server) -> None:
+    with world.broker.subscribe(GROUP, [TOPIC], "c") as subscription:
+        world.broker.publish(messages("dead"))
+        while not world.dead():
+            for got in subscription.fetch(1, timedelta(seconds=1)):
+                subscription.hand_back(got, after=timedelta(0), counts=True, error="no")
+    with ActiveMQ(server.url("duty", READER_PASSWORD)) as broker:
+        assert broker.publish(messages("m"))[0].outcome is Outcome.SENT
+        assert broker.publish(messages("n"), group=GROUP)[0].outcome is Outcome.SENT
+        [refused] = broker.publish(messages("x"), group="no such group")
+        assert (refused.outcome, "not authorized to create" in str(refused.error)) == (Outcome.REFUSED, True)
+        assert broker.progress(TOPIC, GROUP)[0].passed_until <= broker.clock()
+        assert [letter.message_id for letter in broker.dead_letters(GROUP)] == ["dead"]
+        [queue] = broker.dead_letter_queues([GROUP])
+        with broker.open_dead_letters(queue) as reader:
+            letters = reader.read(10)
+            reader.acknowledge(letters)
+            assert [(letter.message_id, letter.error, letter.deliveries) for letter in letters] == [("dead", "no", 5)]
+            assert reader.read(10) == []
+        assert all(finding.good for finding in broker.durability([TOPIC]))
+    assert sorted(world.consume()) == ["m", "n"]
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError
 
 _DEFAULT_SEND = timedelta(seconds=10)
-_DURATIONS = frozenset({"visibility", "connect_timeout", "send_timeout", "retention"})
+_DURATIONS = frozenset({"visibility", "connect_timeout", "send_timeout", "answer_timeout", "retention"})
 _NUMBERS = frozenset({"delivery_limit", "max_message_bytes", "prefetch"})
 _OPTIONS: Final = {
     "redis_streams": {"visibility", "connect_timeout", "send_timeout", "retention", "delivery_limit", "prefix"},
     "activemq": {
-        "connect_timeout", "send_timeout", "delivery_limit", "max_message_bytes", "prefetch", "send_to", "receive_from",
-        "dead_letters", "redelivery",
+        "connect_timeout", "send_timeout", "answer_timeout", "delivery_limit", "max_message_bytes", "prefetch", "send_to",
+        "receive_from", "dead_letters", "redelivery",
     },
 }  # fmt: skip
 

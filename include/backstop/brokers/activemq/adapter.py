@@ -80,8 +80,13 @@ class ActiveMQ:
             self._pool, beans, self._names, seconds=self._seconds, broker_redelivers=redelivery == "broker"
         )
         self._watched = beans is not None
+        # Looked for within the time of a publish.
+        quick = Looker(
+            self._pool, Jolokia(address.jolokia, timeout=send_timeout.total_seconds()), self._names,
+            seconds=send_timeout.total_seconds(), broker_redelivers=False,
+        ) if address.jolokia else None  # fmt: skip
         self._publisher = Publisher(
-            self._pool, self._names, self._looker.there if beans else None,
+            self._pool, self._names, quick.there if quick else None,
             send_timeout=send_timeout.total_seconds(), max_bytes=max_message_bytes,
         )  # fmt: skip
 

@@ -21,8 +21,11 @@ from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState
 
 QUEUE_ID = 0
 """A topic has one queue for each group: seen from the topic it is one, without offsets and without epochs."""
-OLDEST = 500
-"""How many messages of the front of a queue are looked at for the oldest: more than consumers hold out of order."""
+OLDEST = 100
+OLDEST_BYTES = 4 * 1024 * 1024
+"""How much of the front of a queue is looked at for the oldest message. The broker stamps in the order of arrival; what a
+transaction stores later than it was stamped is at most `max_send_duration` older than what lies before it, and by so much
+the rule waits."""
 ATTEMPTS = 5
 _CLOCK = "/temp-queue/backstop.clock"
 
@@ -175,7 +178,8 @@ class Looker:
             session.write(
                 encode("SUBSCRIBE", {"destination": f"/queue/{queue}", "id": "1", "ack": "auto", "browser": "true"}), deadline
             )
-            while limit is None or len(frames) < limit:
+            size = 0
+            while limit is None or not frames or (len(frames) < limit and size < OLDEST_BYTES):
                 frame = session.read(deadline)
                 if frame is None:
                     raise unavailable(doing, f"no end came in time after {len(frames)} messages")
@@ -184,6 +188,7 @@ class Looker:
                 if frame.headers.get("browser") == "end":
                     return frames, True
                 frames.append(frame)
+                size += len(frame.body)
             return frames, False
         except Lost as error:
             raise unavailable(doing, str(error)) from error

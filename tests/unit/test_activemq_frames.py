@@ -1,0 +1,76 @@
+"""ActiveMQ's names and frames: whatever is written is read back, however it is cut on the way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backstop.brokers.activemq.decode import headers_of, message_of
+from backstop.brokers.activemq.frames import Frame, Malformed, Reader, encode
+from backstop.brokers.activemq.names import Names
+from backstop.records import ID_HEADER, Message
+
+TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=30)
+NAME = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x00"), min_size=1, max_size=30)
+
+
+@given(NAME, NAME)
+def test_a_queue_name_says_its_topic_and_group_and_nothing_else_of_the_broker(topic: str, group: str) -> None:
+    names = Names()
+    queue = names.queue(topic, group)
+    assert names.read_queue(queue) == (topic, group)
+    assert not set(queue) & set("*>,?:= \n\"'")
+    for dead in names.dead_letter_queues(queue)[:1]:
+        assert names.source_of_dead_letters(dead) == queue
+
+
+def test_two_groups_or_topics_never_share_a_queue() -> None:
+    names = Names()
+    pairs = [("a.b", "c"), ("b", "c.VirtualTopic.a"), ("a%2Eb", "c"), ("VirtualTopic.b", "c"), ("b", "c"), ("B", "c")]
+    assert len({names.queue(*pair) for pair in pairs}) == len(pairs)
+
+
+def test_a_queue_of_another_pattern_is_of_nobody_known() -> None:
+    assert Names().read_queue("orders") == (None, None)
+    plain = Names("/queue/q.{topic}", "q.{topic}", ("DLQ.{queue}",), {"orders": "billing"})
+    assert plain.wrong() is None
+    assert (plain.read_queue("q.orders"), plain.read_queue("q.else")) == (("orders", "billing"), ("else", None))
+
+
+@given(
+    NAME, st.binary(max_size=50), st.dictionaries(TEXT.filter(lambda name: name != ID_HEADER), TEXT, max_size=4),
+    st.none() | TEXT, st.none() | TEXT, st.integers(1, 7),
+)  # fmt: skip
+def test_a_message_survives_its_frame_however_it_arrives(
+    message_id: str, content: bytes, headers: dict[str, str], tag: str | None, key: str | None, step: int
+) -> None:
+    message = Message("orders", message_id, content, headers, tag, key)
+    sent = encode("MESSAGE", headers_of(message), content)
+    reader, found = Reader(), []
+    for at in range(0, len(sent), step):
+        reader.feed(b"\n" + sent[at : at + step] if at == 0 else sent[at : at + step])
+        if (frame := reader.next()) is not None:
+            found.append(frame)
+    [frame] = found
+    assert message_of(frame, "orders") == Message("orders", message_id, content, {**headers, ID_HEADER: message_id}, tag, key)
+
+
+def test_frames_that_come_together_are_told_apart_and_the_first_of_two_equal_headers_counts() -> None:
+    reader = Reader()
+    reader.feed(b"\n\nRECEIPT\r\nreceipt-id:1\r\n\r\n\x00\n\nMESSAGE\na:1\na:2\ncontent-length:3\n\n\x00\x01\x02\x00ERROR\n\ntext\x00")
+    assert [reader.next() for _ in range(4)] == [
+        Frame("RECEIPT", {"receipt-id": "1"}), Frame("MESSAGE", {"a": "1", "content-length": "3"}, b"\x00\x01\x02"),
+        Frame("ERROR", {}, b"text"), None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sent", [b"MESSAGE\ncontent-length:x\n\n\x00", b"MESSAGE\ncontent-length:1\n\nab\x00", b"MESSAGE\n\xff:1\n\n\x00"],
+    ids=["length", "too long", "no text"],
+)  # fmt: skip
+def test_what_is_no_frame_is_not_guessed_at(sent: bytes) -> None:
+    reader = Reader()
+    reader.feed(sent)
+    with pytest.raises(Malformed):
+        reader.next()
