@@ -90,6 +90,10 @@ def test_what_a_person_left_is_not_touched_by_a_machine_and_comes_up_when_the_ca
     look_now(world)
     assert triage(world) == {"waits": 1}
     assert (states(world)[number], case_state(world, case_id)) == ("open", "decided")
+    assert letters(world)["m"]["decided_by"] == "ann"
+    letter(world, "m", "transient")
+    assert triage(world) == {"waits": 1}, "another letter of a delivery that was left is left with it"
+    assert letters(world)["m"]["case_id"] == case_id
     dead(world, "n", "poison")
     triage(world)
     assert case_state(world, case_id) == "open"

@@ -312,3 +312,19 @@ def test_letters_of_a_key_are_replayed_in_its_order(world: World) -> None:
     assert triage(world)["replaying"] == 2
     resend(world)
     assert [message_id for message_id, _ in published(world)] == ["first"]
+
+
+def test_a_case_that_becomes_critical_tells_people_once_more(world: World) -> None:
+    set_policy(world, max_replays=1, max_sends=9)
+    world.stub("old", sends=1, age="46 minutes")
+    letter(world, "old", "transient")
+    triage(world)
+    assert cases(world)[0][3] == "warning"
+    letter(world, "m", state="replayed")
+    dead(world, "m", "transient")  # of the same cause, and a loop
+    triage(world)
+    look_now(world)
+    triage(world)
+    assert cases(world)[0][3] == "critical"
+    keys = [key for (key,) in world.control("SELECT dedup_key FROM alert ORDER BY alert_id")]
+    assert keys == ["case/1", "case/1/critical"]

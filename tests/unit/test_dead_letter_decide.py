@@ -79,7 +79,7 @@ TABLE: list[tuple[str, dict[str, Any], Decision]] = [
     ("a closed stub, and a log that does not prove it", {"stub": stub(status="confirmed")}, Escalate("stub_closed")),
     ("no log, where logs of its age were purged", {"log": None, "log_floor": NOW - timedelta(hours=1)}, Escalate("log_purged")),
     ("no log, where logs of its age are kept", {"log": None}, Replay("transient")),
-    ("a delivery that a person left", {"left": True, "category": "poison"}, Wait(NOW + timedelta(hours=1), "left")),
+    ("a delivery that a person left", {"left": 7, "category": "poison"}, Wait(NOW + timedelta(hours=1), "left")),
     *[(f"{category} is a person's", {"category": category}, Escalate(category))
       for category in ("poison", "conflict", "unknown")],
     ("expired is a person's by default", {"category": "expired"}, Escalate("expired")),
@@ -116,7 +116,7 @@ def test_the_first_row_that_fits_decides() -> None:
     order = [
         (DISCARDED, Discard), ({**CONSUMED, "category": "poison"}, Discard), ({"unread": "x"}, Wait), (ALIVE, Wait),
         ({"category": None}, Wait),
-        ({"nameless": "invalid"}, Escalate), ({"stub": None}, Escalate), ({"left": True}, Wait),
+        ({"nameless": "invalid"}, Escalate), ({"stub": None}, Escalate), ({"left": 7}, Wait),
         ({"category": "poison"}, Escalate),
         ({"replays": 9}, Escalate), ({"observed": True}, Escalate), ({"route": None}, Escalate), ({"asked": "x"}, Wait),
     ]  # fmt: skip
@@ -136,12 +136,12 @@ def test_an_expired_letter_is_replayed_where_the_policy_says_so() -> None:
     category=st.sampled_from([None, *Category]), nameless=st.sampled_from([None, "invalid", "not_owed"]),
     unread=st.sampled_from([None, "store billing_db"]), state=st.sampled_from([None, "CONSUMING", "FAILED", "EXPIRED", "PARKED"]),
     sends=st.integers(0, 7), status=st.sampled_from(["pending", "exhausted", "confirmed", "no_taker"]), replays=st.integers(0, 4),
-    left=st.booleans(), observed=st.booleans(), duplicates=st.sampled_from(["guard", "declared_safe", "no"]),
+    left=st.sampled_from([None, 7]), observed=st.booleans(), duplicates=st.sampled_from(["guard", "declared_safe", "no"]),
     route=st.sampled_from(["topic", None]), age=st.integers(0, 8),
 )  # fmt: skip
 def test_a_machine_replays_only_what_it_may(
     category: str | None, nameless: str | None, unread: str | None, state: str | None, sends: int, status: str, replays: int,
-    left: bool, observed: bool, duplicates: str, route: str | None, age: int,
+    left: int | None, observed: bool, duplicates: str, route: str | None, age: int,
 ) -> None:  # fmt: skip
     facts = replace(
         READY, category=category, nameless=nameless, unread=unread, log=None if state is None else log(state),
@@ -153,7 +153,7 @@ def test_a_machine_replays_only_what_it_may(
             pytest.fail("nothing proves that it is done")
         case Replay():
             assert category in ("transient", "busy_exhausted", "duplicate_suppressed")
-            assert (nameless, unread, left, observed, status) == (None, None, False, False, "pending")
+            assert (nameless, unread, left, observed, status) == (None, None, None, False, "pending")
             assert duplicates != "no" and route is not None and replays < 3 and sends < 5 and age < 7
         case Escalate(reason):
             assert reason in REASONS

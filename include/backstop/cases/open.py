@@ -48,7 +48,7 @@ def open_case(
         **where, "severity": severity, "summary": summary, "run_id": run_id,
         "evidence": json.dumps(dict(evidence), default=str),
     })  # fmt: skip
-    case_id = int(cur.fetchone()[0])
+    case_id, reopened = cur.fetchone()
     if fresh:
         once = {member[1:]: (case_id, *member) for member in fresh}
         execute_values(cur, _SQL["add_members"], sorted(once.values()), page_size=5_000)
@@ -56,7 +56,13 @@ def open_case(
         "case_id": case_id, "dedup_key": f"case/{case_id}", "severity": severity,
         "title": f"Case {case_id}: {kind} in {topic}", "body": f"{summary}. See: backstop cases show {case_id}",
     })  # fmt: skip
-    return case_id
+    if severity == "critical":
+        cur.execute(_SQL["alert_worse"], {
+            "case_id": case_id, "thread": f"case/{case_id}" + (f"/reopened/{reopened}" if reopened else ""), "severity": severity,
+            "title": f"Case {case_id} is critical now: {kind} in {topic}",
+            "body": f"{summary}. See: backstop cases show {case_id}",
+        })  # fmt: skip
+    return int(case_id)
 
 
 def _reopen(cur: Any, where: Mapping[str, Any], severity: str, summary: str) -> None:

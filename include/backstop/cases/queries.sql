@@ -27,7 +27,14 @@ VALUES (%(kind)s, %(topic)s, %(group)s, %(subject)s, %(severity)s, %(summary)s, 
 ON CONFLICT (kind, topic, consumer_group, subject) WHERE state = 'open' DO UPDATE SET
     last_seen_at = clock_timestamp(), summary = excluded.summary, evidence = case_file.evidence || excluded.evidence,
     severity = CASE WHEN excluded.severity = 'critical' THEN excluded.severity ELSE case_file.severity END
-RETURNING case_id;
+RETURNING case_id, reopened;
+
+-- name: alert_worse: a case that people were told of as less than critical is critical now; told once
+INSERT INTO alert (case_id, dedup_key, severity, title, body)
+SELECT %(case_id)s, a.dedup_key || '/critical', %(severity)s, %(title)s, %(body)s
+FROM alert a
+WHERE a.dedup_key = %(thread)s AND a.severity <> 'critical'
+ON CONFLICT (dedup_key) DO NOTHING;
 
 -- name: reopen: the last case of a cause that has no open one is open again; when it was opened first stays in its evidence
 UPDATE case_file c

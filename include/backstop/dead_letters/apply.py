@@ -17,7 +17,7 @@ from backstop.cases.close import close_settled, settle
 from backstop.cases.open import open_case
 from backstop.config.connections import Connections
 from backstop.config.settings import Policy, Settings
-from backstop.dead_letters.decide import REASONS, Decision, Discard, Escalate, Replay, Wait, decide, look_again
+from backstop.dead_letters.decide import LEFT, REASONS, Decision, Discard, Escalate, Replay, Wait, decide, look_again
 from backstop.dead_letters.evidence import Letter, Look, look_at, read_letters
 from backstop.dead_letters.tell_case import refresh_cases, summary_of
 from backstop.errors import Unavailable
@@ -167,7 +167,9 @@ def _apply(cur: Any, settings: Settings, run: Run, look: Look, decided: Sequence
                         "look_at": look_again(letter.drained_at, look.as_of, policy)}  # fmt: skip
                 counts.add("escalated")
             case Wait(until, reason):
-                row |= {"decision": "wait", "reason": reason, "look_at": until}
+                # One that came after its delivery was left belongs to the same case.
+                left = look.facts[letter.dead_letter_id].left if reason == LEFT else None
+                row |= {"decision": "wait", "reason": reason, "look_at": until, "case_id": letter.case_id or left}
                 counts.add("waits")
         if letter.case_id is not None and (row["case_id"] != letter.case_id or row["state"] != "open"):
             moved.append(letter)

@@ -43,8 +43,8 @@ class Facts:
     shards: tuple[str, ...] = ()
     """Every shard that has the message."""
     log_floor: datetime | None = None
-    left: bool = False
-    """A person left a letter of this delivery on purpose."""
+    left: int | None = None
+    """The case in which a person left a letter of this delivery on purpose."""
     replays: int = 0
     """Letters of this delivery that were replayed before, each counted once a send number."""
     observed: bool = False
@@ -148,7 +148,7 @@ def decide(facts: Facts, policy: Policy) -> Decision:
         return Escalate(facts.nameless)
     if (cannot := cannot_send(facts, policy)) is not None:
         return Escalate(cannot)
-    if facts.left:
+    if facts.left is not None:
         return Wait(facts.as_of + _aged(policy), LEFT)
     return _decide_sendable(facts, policy, soon)
 

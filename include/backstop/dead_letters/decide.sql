@@ -48,8 +48,8 @@ SELECT topic, message_id, send_number, state
 FROM resend_request
 WHERE state IN ('open', 'claimed') AND (topic, message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
 
--- name: open_deliveries: the open letters of these messages, of whatever group
-SELECT topic, message_id, consumer_group, reason
+-- name: open_deliveries: the open letters of these messages, of whatever group; the case in which a person left them, if any
+SELECT topic, message_id, consumer_group, CASE WHEN reason = 'left' THEN case_id END
 FROM dead_letter
 WHERE state = 'open' AND (topic, message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
 
@@ -75,7 +75,8 @@ WHERE r.state = 'open' AND (r.topic, r.message_id, r.send_number)
 
 -- name: apply: what was decided of letters that the transaction holds
 UPDATE dead_letter d
-SET state = x.state, decision = x.decision, reason = x.reason, decided_by = x.decided_by,
+SET state = x.state, decision = x.decision, reason = x.reason,
+    decided_by = CASE WHEN d.reason = 'left' AND x.reason = 'left' THEN d.decided_by ELSE x.decided_by END,
     -- A look that changes nothing is no new decision: an answer whose author saw this one still fits.
     decided_at = CASE
         WHEN (d.state, d.decision, d.reason, d.case_id) IS NOT DISTINCT FROM (x.state, x.decision, x.reason, x.case_id)

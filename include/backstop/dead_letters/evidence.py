@@ -12,7 +12,7 @@ from typing import Any
 
 from backstop.config.settings import Settings
 from backstop.dead_letters.ask_stores import Delivery, bad_clocks, befores_of, logs_of, owed_by, stubs_of
-from backstop.dead_letters.decide import LEFT, Facts
+from backstop.dead_letters.decide import Facts
 from backstop.named_sql import load
 from backstop.records import Key, LogRow, LogState, Stub, StubStatus, Verdict
 from backstop.resend.request import route_for
@@ -95,7 +95,7 @@ def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequenc
     logs, floors = logs_of(settings, sources, _wanted_logs(settings, letters, owed), clocks)
     seen = _Seen(
         stubs, shards, missed, clocks, owed, logs, floors, discarded, withdrawn, replays, asked,
-        left={(t, i, g) for t, i, g, reason in open_letters if reason == LEFT},
+        left={(t, i, g): case for t, i, g, case in open_letters if case is not None},
     )  # fmt: skip
     dead = {(t, i, g) for t, i, g, _ in open_letters}
     look = Look(as_of, befores=befores)
@@ -121,7 +121,7 @@ class _Seen:
     withdrawn: Mapping[Key, dict[str, Any]]
     replays: Mapping[Delivery, int]
     asked: Mapping[Key, list[tuple[int, str]]]
-    left: set[Delivery]
+    left: Mapping[Delivery, int]
 
 
 def _facts(settings: Settings, letter: Letter, look: Look, seen: _Seen) -> Facts:
@@ -140,7 +140,7 @@ def _facts(settings: Settings, letter: Letter, look: Look, seen: _Seen) -> Facts
     known = group in settings.groups_of(key.topic)
     return replace(
         facts, log=seen.logs.get(delivery), stub=stub, shards=tuple(seen.shards.get(key, ())),
-        log_floor=seen.floors.get(group), left=delivery in seen.left, replays=seen.replays.get(delivery, 0),
+        log_floor=seen.floors.get(group), left=seen.left.get(delivery), replays=seen.replays.get(delivery, 0),
         observed=known and settings.topics[key.topic].mode != "repair",
         route=route_for(settings, key.topic, frozenset({group}), look.verdicts.get(key, {})) if known else None,
         duplicates=settings.groups[group].duplicates if known else "no", asked=_asked(stub, seen.asked.get(key, ())),
