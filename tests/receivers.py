@@ -49,12 +49,12 @@ class Endpoint:
                     self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
                     while not endpoint.let_go.wait(0.1):
                         self.wfile.write(b".")
-                if endpoint.answers == "redirect":
+                if endpoint.answers == "redirect" and self.path != "/elsewhere":
                     self.send_response(302)
                     self.send_header("Location", "/elsewhere")
                     self.end_headers()
                     return
-                status = int(endpoint.answers)
+                status = 200 if endpoint.answers == "redirect" else int(endpoint.answers)
                 if status < 300:
                     endpoint.taken.append(body)
                 endpoint.before_answer()
