@@ -35,7 +35,7 @@ mariadb: ## the MariaDB programs that some tests start: Debian's packages, when 
 	  || echo "No MariaDB here: its tests will fail. On Debian: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core" >&2
 
 activemq: setup ## the distribution of ActiveMQ Classic that some tests start (skipped when already there)
-	@$(PY) -m backstop.local.fetch_activemq
+	-@$(PY) -m backstop.local.fetch_activemq
 
 test: setup mariadb activemq lint types ## lint, types, and every test (about 40 minutes on 2 cores)
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" $(ARGS)
