@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pendulum
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -120,3 +122,36 @@ def test_a_sound_day_passes_its_data_checks_and_a_breach_fails_them(world: Syste
     with pytest.raises(AirflowFailException):
         duty.close(opened, ["audit_invariants"])
     assert [run[:2] for run in runs(world)] == [("audit", "done"), ("audit", "failed")]
+
+
+def test_an_audited_day_is_published_as_a_partition_of_the_asset() -> None:
+    from airflow.sdk.execution_time.context import OutletEventAccessors
+    from airflow.sdk.execution_time.task_runner import _serialize_outlet_events
+
+    spec = importlib.util.spec_from_file_location("audit_dag", Path(__file__).resolve().parents[2] / "dags" / "audit.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    events = OutletEventAccessors()
+    opened = json.dumps({"run_id": 7, "day": "2026-11-20"})
+    assert module.publish_day.function(opened, "7/audit/index.html", outlet_events=events) == "2026-11-20"
+    (event,) = _serialize_outlet_events(events)
+    assert event["dest_asset_key"]["name"] == "backstop_audited"
+    assert event["partition_key"] == "2026-11-20"
+    assert event["extra"] == {"run_id": 7, "day": "2026-11-20", "report": "7/audit/index.html"}
+
+
+def test_a_scheduled_audit_stands_for_the_day_before_it() -> None:
+    from airflow.timetables.base import TimeRestriction
+    from airflow.timetables.trigger import CronPartitionTimetable
+
+    asked = backstop_audit.daily("BACKSTOP_AUDIT_SCHEDULE", "30 5 * * *")
+    timetable = CronPartitionTimetable(
+        asked.expression, timezone=str(asked.timezone), run_offset=asked.run_offset, key_format=asked.key_format
+    )
+    earliest = pendulum.datetime(2026, 11, 21, tz="UTC")
+    info = timetable.next_dagrun_info_v2(
+        last_dagrun_info=None, restriction=TimeRestriction(earliest=earliest, latest=None, catchup=True)
+    )
+    assert info is not None
+    assert (info.run_after.isoformat(), info.partition_key) == ("2026-11-21T05:30:00+00:00", "2026-11-20")
