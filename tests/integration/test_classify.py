@@ -231,8 +231,7 @@ def test_hostile_texts_are_classified_and_pass_the_audit(world: World, tmp_path:
 
 
 def test_a_retried_classify_stages_anew_and_promotes_once(world: World, tmp_path: Path) -> None:
-    for number in range(5):
-        letter(world, f"m{number}", error=KEY_ERROR)
+    letters = [letter(world, f"m{number}", error=KEY_ERROR) for number in range(5)]
     with triage(world) as (control, run):
         classify_letters(control, world.settings, world.connections, run, limit=3)
         classify_letters(control, world.settings, world.connections, run)
@@ -240,6 +239,20 @@ def test_a_retried_classify_stages_anew_and_promotes_once(world: World, tmp_path
         promote_causes(control, run)
         promote_causes(control, run)
     assert causes(world) == {"handler failed || KeyError: <*>": ("poison", 5)}
+    assert world.sql("control", "SELECT examples FROM cause") == [(letters,)]
+    assert counts_are_right(world)
+
+
+def test_a_letter_that_was_decided_before_the_promotion_keeps_what_it_was(world: World) -> None:
+    letter(world, "a", error=KEY_ERROR)
+    letter(world, "b", error=KEY_ERROR)
+    with triage(world) as (control, run):
+        classify_letters(control, world.settings, world.connections, run)
+        world.sql("control", """UPDATE dead_letter SET state = 'discarded', proof = '{}', decided_by = 'ada', closed_at = now()
+            WHERE message_id = 'b'""")  # fmt: skip
+        promote_causes(control, run)
+    assert categories(world) == {"a": "poison", "b": None}
+    assert causes(world) == {"handler failed || KeyError: <*>": ("poison", 1)}
     assert counts_are_right(world)
 
 
