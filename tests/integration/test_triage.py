@@ -328,3 +328,13 @@ def test_a_case_that_becomes_critical_tells_people_once_more(world: World) -> No
     assert cases(world)[0][3] == "critical"
     keys = [key for (key,) in world.control("SELECT dedup_key FROM alert ORDER BY alert_id")]
     assert keys == ["case/1", "case/1/critical"]
+
+
+def test_many_replays_go_out_by_steps_a_canary_first(world: World) -> None:
+    set_policy(world, canary=2)
+    for number in range(5):
+        dead(world, f"m{number}")
+    assert triage(world)["replaying"] == 5
+    assert resend(world)["published"] == 2
+    assert triage(world) == {"replayed": 2}
+    assert world.control("SELECT count(*) FROM resend_request WHERE held") == [(3,)]
