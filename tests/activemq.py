@@ -48,13 +48,14 @@ def jars(*patterns: str) -> list[str]:
 class ActiveMQ:
     """One broker named `backstop`. `backstop` may do everything, `limited` may read but not write, `duty` may not make queues."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, without: str = "") -> None:
+        """`without`: a text of the configuration that is left out."""
         if not installed():
             pytest.fail(f"ActiveMQ Classic is not at {HOME}, and these tests need a real one: make activemq", pytrace=False)
         self.base = directory.resolve()
         self.stomp_port, self.openwire_port, self.web_port = free_port(), free_port(), free_port()
         self._child = Child("ActiveMQ", self.base / "server.log")
-        self._prepared = False
+        self._prepared, self._without = False, without
 
     def __enter__(self) -> Self:
         self.start()
@@ -121,7 +122,9 @@ class ActiveMQ:
             (self.base / name).mkdir(parents=True, exist_ok=True)
         conf = self.base / "conf"
         shutil.copytree(HOME / "conf", conf)
-        shutil.copyfile(CONFIGURATION, conf / "activemq.xml")
+        written = CONFIGURATION.read_text()
+        assert self._without in written
+        (conf / "activemq.xml").write_text(written.replace(self._without, "") if self._without else written)
         shutil.copyfile(WEB, conf / "jetty.xml")
         (conf / "jetty-realm.properties").write_text(f"backstop: {PASSWORD}, admin\n")
         (conf / "jetty-realm.properties").chmod(0o600)

@@ -226,13 +226,10 @@ def test_a_letter_whose_content_stomp_does_not_show_is_left_in_the_broker_and_na
 def test_more_letters_than_a_browser_shows_are_never_taken_for_all_and_the_drain_takes_them_all(world: World) -> None:
     queue = f"DLQ.{world.queue}"
     frames = [f"m-{number}" for number in range(1500)]
-    with world.broker.subscribe(GROUP, [TOPIC], "c") as subscription:
-        with ActiveMQ(world.server.url()) as patient:
-            assert {receipt.outcome for receipt in patient.publish(messages(*frames))} == {Outcome.SENT}
-        deadline = time.monotonic() + 120
-        while world.depth(queue) < len(frames) and time.monotonic() < deadline:
-            for got in subscription.fetch(100, timedelta(seconds=1)):
-                subscription.hand_back(got, after=timedelta(0), counts=True, error="no")
+    into = f"DLQ.{world.queue.removesuffix(TOPIC)}{{topic}}"
+    with ActiveMQ(world.server.url(), send_to=f"/queue/{into}", receive_from=into) as broker:
+        broker.create_topic(TOPIC)
+        assert {receipt.outcome for receipt in broker.publish(messages(*frames))} == {Outcome.SENT}
     with pytest.raises(BrokerUnavailable, match="maxBrowsePageSize"):
         world.broker.dead_letters(GROUP)
     with world.broker.open_dead_letters(queue) as reader:
@@ -274,6 +271,16 @@ def test_a_dead_letter_queue_that_the_settings_do_not_name_is_told(world: World,
         until("the expired letter", lambda: world.depth(f"DLQ.{world.queue}") == 1)
         told = {finding.subject: finding for finding in broker.durability([TOPIC])}
         assert not told["dead-letter queues"].good and world.queue in told["dead-letter queues"].says
+
+
+def test_no_group_is_judged_by_the_clocks_of_clients(tmp_path: Path) -> None:
+    with Server(tmp_path / "server", without="<timeStampingBrokerPlugin/>") as other, ActiveMQ(other.url()) as broker:
+        broker.create_topic(TOPIC)
+        broker.create_group(GROUP, TOPIC)
+        assert broker.publish(messages("m"))[0].outcome is Outcome.SENT
+        with pytest.raises(BrokerUnavailable, match="timeStampingBrokerPlugin"):
+            broker.progress(TOPIC, GROUP)
+        assert not {finding.subject: finding.good for finding in broker.durability([TOPIC])}["time stamps"]
 
 
 def test_a_producer_without_jolokia_publishes_and_a_look_without_it_is_refused(world: World, server: Server) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from backstop.brokers.activemq.decode import ref_of, stored_at
@@ -28,6 +28,7 @@ transaction stores later than it was stamped is at most `max_send_duration` olde
 the rule waits."""
 ATTEMPTS = 5
 _CLOCK = "/temp-queue/backstop.clock"
+_LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 
 
 class Looker:
@@ -38,6 +39,7 @@ class Looker:
     ) -> None:
         self._pool, self._beans, self._names, self._seconds = pool, jolokia, names, seconds
         self._broker_redelivers = broker_redelivers
+        self._stamps: bool | None = None
 
     @property
     def jolokia(self) -> Jolokia:
@@ -73,6 +75,13 @@ class Looker:
             session.ask(encode("UNSUBSCRIBE", {"id": number, "receipt": receipt}), receipt, deadline)
             return stored_at(frame)
 
+    def stamps(self) -> bool:
+        """Whether the broker writes its own time on every message: one that came with a time does not keep it."""
+        if self._stamps is None:
+            stamped = self.stamp({"timestamp": str(int(_LONG_AGO.timestamp() * 1000))})
+            self._stamps = stamped is not None and stamped > _LONG_AGO + timedelta(days=1)
+        return self._stamps
+
     def there(self, topic: str) -> bool:
         """Whether the broker has what the topic is sent to, or a queue of one of its groups."""
         kind, _, name = self._names.topic(topic).lstrip("/").partition("/")
@@ -100,6 +109,11 @@ class Looker:
             raise unavailable(
                 doing, f"{waiting} messages wait in its scheduler, and it does not tell whose: with a redelivery plugin or "
                 "delayed messages the option `redelivery` must say `broker`"
+            )  # fmt: skip
+        if not self.stamps():
+            raise unavailable(
+                doing, "messages keep the time that their clients wrote, and a clock that is ahead would make one that waits "
+                "look passed: add <timeStampingBrokerPlugin/> to the broker's plugins"
             )  # fmt: skip
         for _ in range(ATTEMPTS):
             before = self.clock()
