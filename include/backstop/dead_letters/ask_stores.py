@@ -6,7 +6,6 @@ What does not answer is noted and asked only once; it never counts as "no row".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -93,8 +92,8 @@ def owed_by(settings: Settings, stubs: Mapping[Key, Stub]) -> dict[Key, set[str]
     if not stubs:
         return owed
     rows = [
-        {"stub_id": number, **{name: micros(value) if name in _INSTANTS else value
-         for name, value in asdict(stub).items() if name in STUB_COLUMNS}}
+        {"stub_id": number, **{name: micros(getattr(stub, name)) if name in _INSTANTS else getattr(stub, name)
+                               for name in STUB_COLUMNS}}
         for number, stub in enumerate(stubs.values())
     ]  # fmt: skip
     topics = {key.topic for key in stubs}
