@@ -1,0 +1,162 @@
+"""What the tasks of triage and of replay_incident do to real databases and a real broker, without Airflow around them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+import backstop_incident as incident
+import backstop_triage as triage
+from backstop.brokers.open import open_broker
+from backstop.errors import BrokerUnavailable, ConfigurationError
+from backstop.records import Message
+from backstop_duty import SOMETHING_AWAY
+from control_world import World, servers, world  # noqa: F401
+from triage_world import dead, letters, requests
+
+OLGA = {"option": "replay", "inputs": {}, "user_id": "olga", "user_name": "olga"}
+FORM = {"topic": "orders", "from": None, "to": None, "verdicts": ["DEAD_LETTERED"], "causes": [], "group": None, "limit": None,
+        "rate": None, "mode": "full", "why": "billing is mended"}  # fmt: skip
+
+
+class Handed:
+    """What tasks hand on beside their result."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def xcom_push(self, *, key: str, value: str) -> None:
+        self.values[key] = value
+
+
+def in_queue(world: World, message_id: str) -> None:
+    """A letter that a real consumer made: it failed until the broker gave it up."""
+    with open_broker(world.settings, world.connections, "embedded") as broker:
+        broker.publish([Message("orders", message_id, b"{}", {"backstop-message-id": message_id})])
+        subscription = broker.subscribe("billing", ["orders"], "worker")
+        for _ in range(5):
+            (one,) = subscription.fetch(1, timedelta(seconds=10))
+            subscription.hand_back(one, after=timedelta(0), counts=True, error="ValueError: no amount")
+        subscription.close()
+
+
+def without_broker(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_BROKER", "redis://127.0.0.1:1/0")
+
+
+def test_with_nothing_to_do_the_run_is_recorded_and_a_letter_in_the_queue_is_something_to_do(world: World) -> None:
+    assert triage.open_triage(None, False) is None
+    assert world.control("SELECT state, counts FROM run") == [("done", {"due": 0})]
+    in_queue(world, "m")
+    opened = triage.open_triage(None, False)
+    assert opened is not None and opened["due"] == 1
+    with open_broker(world.settings, world.connections, "embedded") as broker:
+        assert len(list(broker.dead_letters("billing"))) == 1, "looking takes nothing"
+    with pytest.raises(ConfigurationError):
+        triage.open_triage("nowhere", False)
+
+
+def test_a_letter_goes_through_the_steps_and_nothing_is_due_afterwards(world: World) -> None:
+    world.stub("m", sends=1)
+    world.log("m", "billing", state="FAILED", moved="1 minute")
+    in_queue(world, "m")
+    opened = triage.open_triage(None, False)
+    assert opened is not None
+    assert triage.drain(opened, Handed())["stored"] == 1
+    assert triage.classify_few(opened, below=1) == 1, "as many as asks for Spark are not classified here"
+    assert triage.classify_few(opened, below=2) == 1
+    triage.promote(opened)
+    assert triage.decide(opened, Handed())["escalated"] == 1
+    done = triage.close_triage(opened, [], [])
+    assert done["state"] == "done"
+    assert (letters(world)["m"]["category"], letters(world)["m"]["state"]) == ("poison", "open")
+    # It is looked at again later, because its work may be done by then; until that hour nothing is due.
+    world.control("UPDATE dead_letter SET look_at = look_at + interval '1 hour'")
+    assert triage.open_triage(None, False) is None
+
+
+def test_a_broker_that_is_away_stops_no_step_and_ends_the_run_incomplete(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead(world, "m", "transient")
+    without_broker(world, monkeypatch)
+    opened, handed = triage.open_triage(None, False), Handed()
+    assert opened is not None
+    triage.drain(opened, handed)
+    assert "broker embedded" in handed.values[SOMETHING_AWAY]
+    assert triage.decide(opened, Handed())["replaying"] == 1
+    with pytest.raises(AirflowFailException, match="broker embedded"):
+        triage.close_triage(opened, [], [handed.values[SOMETHING_AWAY]])
+    ((state, error),) = world.control("SELECT state, error FROM run WHERE run_id = %s", (opened["run_id"],))
+    assert state == "incomplete" and "broker embedded" in error
+    # With nothing stored that is due, nobody knows what is in the queues: that is not "nothing to do".
+    world.control("DELETE FROM dead_letter")
+    with pytest.raises(BrokerUnavailable, match="embedded"):
+        triage.open_triage(None, False)
+    assert world.control("SELECT state FROM run ORDER BY run_id DESC LIMIT 1") == [("incomplete",)]
+
+
+def test_a_consumer_database_that_is_away_leaves_letters_unclassified_and_the_run_incomplete(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stub("m", sends=1)
+    in_queue(world, "m")
+    opened = triage.open_triage(None, False)
+    assert opened is not None
+    triage.drain(opened, Handed())
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://127.0.0.1:1/none")
+    triage.classify_few(opened, below=100)
+    with pytest.raises(AirflowFailException, match="billing"):
+        triage.close_triage(opened, [], [])
+    assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [("incomplete",)]
+    assert letters(world)["m"]["category"] is None
+
+
+def test_a_failed_task_ends_the_run_failed(world: World) -> None:
+    dead(world, "m", "poison")
+    opened = triage.open_triage("orders", False)
+    assert opened is not None
+    with pytest.raises(AirflowFailException, match="failed tasks: promote"):
+        triage.close_triage(opened, ["promote"], ["a broker"])
+    assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [("failed",)]
+
+
+def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
+    for name in ("m-1", "m-2"):
+        dead(world, name, "poison")
+    shown = incident.plan(FORM, "olga")
+    assert shown["total"] == 2 and requests(world) == []
+    # No lease is held while people think.
+    assert world.control("SELECT state FROM run WHERE run_id = %s", (shown["plan"],)) == [("done",)]
+
+    class Pulled:
+        def xcom_pull(self, *, task_ids: str) -> Any:
+            return shown
+
+    form = incident.ask_for_approval({"ti": Pulled(), "params": FORM})
+    assert "replay 2 deliveries of orders (full)" in form["subject"] and "`m-1`" in form["body"]
+    assert form["options"] == ["replay", "do nothing"] and [user["id"] for user in form["assigned_users"]] == ["olga"]
+    with pytest.raises(AirflowSkipException, match="nothing goes out"):
+        incident.ask_for_approval({"ti": Pulled(), "params": FORM | {"mode": "dry_run"}})
+    with pytest.raises(AirflowSkipException, match="uwe may not decide"):
+        incident.replay(shown, "full", OLGA | {"user_id": "uwe", "user_name": "uwe"}, "olga")
+    with pytest.raises(AirflowSkipException, match="said no"):
+        incident.replay(shown, "full", OLGA | {"option": "do nothing"}, "olga")
+    assert requests(world) == []
+    assert incident.replay(shown, "full", OLGA, "otto")["requests"] == 2
+    again = incident.replay(shown, "full", OLGA, "otto")
+    assert again.get("requests", 0) == 0, "what was asked for already is asked for once"
+    assert {row[3] for row in requests(world)} == {f"olga (incident {shown['plan']})"}
+
+
+def test_what_cannot_be_planned_fails_at_once_and_says_what_can_be_done(world: World) -> None:
+    for wrong, told in (
+        ({"verdicts": []}, "Name verdicts or causes"), ({"topic": "nowhere"}, "There is no topic"), ({"why": " "}, "a reason"),
+    ):  # fmt: skip
+        with pytest.raises(AirflowFailException, match=told):
+            incident.plan(FORM | wrong, "olga")
+    assert world.control("SELECT DISTINCT state FROM run") == [("failed",)]
