@@ -211,6 +211,7 @@ A_CONFIRMED_ONE = (
 )
 BREAKS = {
     "effect missing": ("billing", "DELETE FROM effect WHERE ctid = (SELECT min(ctid) FROM effect)"),
+    "dead letter not dealt with": ("shipping", "UPDATE consumer_log SET content_version = 1"),
     "effect duplicated": ("shipping", "INSERT INTO effect SELECT * FROM effect LIMIT 1"),
     "resend needless": (
         "shop_a",
@@ -235,7 +236,7 @@ def test_the_checker_sees_one_wrong_row_in_the_real_end_state(
 ) -> None:
     database, statement = BREAKS[rule]
     dsn = {**databases["producers"], **databases["groups"]}[database]
-    tables = ("effect",) if database in databases["groups"] else ("message_stub", "send_attempt")
+    tables = ("effect", "consumer_log") if database in databases["groups"] else ("message_stub", "send_attempt")
     change(dsn, *(f"CREATE TABLE kept_{table} AS TABLE {table}" for table in tables), statement)
     try:
         told = run_checker(demo.folder / "places.json", demo.folder / "ledger")

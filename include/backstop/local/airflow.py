@@ -138,6 +138,9 @@ class Airflow:
         secret = json.loads((self.home / "secrets.json").read_text())
         return {
             **kept,
+            # What `env` may say otherwise: reading every DAG file again and again takes a good part of a core.
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
             **self.env,
             "AIRFLOW_HOME": str(self.home),
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": sqlalchemy_url(self._database_url),
@@ -157,8 +160,6 @@ class Airflow:
             "AIRFLOW__API__SECRET_KEY": secret["secret_key"],
             "AIRFLOW__API_AUTH__JWT_SECRET": secret["jwt_secret"],
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.1",
-            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
-            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
             "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(self.home / "logs"),
             "PYTHONUNBUFFERED": "1",
         }
