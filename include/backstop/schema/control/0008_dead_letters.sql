@@ -92,6 +92,7 @@ COMMENT ON COLUMN dead_letter.cause_text IS 'why, in the broker''s words; error:
 COMMENT ON COLUMN dead_letter.invalid IS 'why it breaks the contract of a message; with a readable id it still counts as something that is there';
 COMMENT ON COLUMN dead_letter.look_at IS 'a letter that waits is not looked at before';
 COMMENT ON COLUMN dead_letter.proof IS 'what showed that nothing was left to do: the log row, or the person''s decision';
+CREATE INDEX dead_letter_batch ON dead_letter (batch_id);
 CREATE INDEX dead_letter_message ON dead_letter (topic, message_id);
 CREATE INDEX dead_letter_open ON dead_letter (cause_id, topic, consumer_group) WHERE state = 'open';
 CREATE INDEX dead_letter_replaying ON dead_letter (topic, message_id, send_number) WHERE state = 'replaying';
