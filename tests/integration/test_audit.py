@@ -220,6 +220,15 @@ def test_the_data_checks_fail_with_ids_and_the_run_with_them(world: System, tmp_
     assert world.rows("control", "SELECT state FROM run WHERE duty = 'audit' ORDER BY run_id") == [("failed",), ("done",)]
 
 
+def test_an_audit_that_left_an_invariant_out_fails_its_data_checks(world: System, tmp_path: Path) -> None:
+    def check(run: Any, suite: str) -> None:
+        world.rows("control", "DELETE FROM audit_look WHERE invariant = 'counts_add_up'")
+        run_suite(suite, world.urls["control"], run.run_id, None, tmp_path)
+
+    with pytest.raises(AuditFailed, match=r"every_invariant_was_looked_at \(1\)"):
+        audit(world, audit=check)
+
+
 def test_what_does_not_answer_makes_the_audit_incomplete_and_never_sound(world: System) -> None:
     world.rows(*BREAKERS["sent_requests_were_handed_out"])
     world.urls["shop_b"] = world.urls["billing_db"] = f"postgresql://nobody@127.0.0.1:{free_port()}/none"

@@ -4,6 +4,7 @@
 -- name: every_invariant_was_looked_at: the run looked at each of the invariants below
 SELECT wanted.invariant
 FROM {batch} AS run
+JOIN run AS audit ON audit.run_id = run.run_id AND audit.duty = 'audit'
 CROSS JOIN (VALUES
     ('exhausted_delivery_has_case'),
     ('case_has_alert'),
