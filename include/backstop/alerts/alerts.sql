@@ -79,11 +79,17 @@ WHERE a.alert_id = d.alert_id AND d.delivered_at IS NULL AND d.given_up_at IS NU
     AND (a.severity <> 'critical' OR a.delivered_at IS NOT NULL);
 
 -- name: end_given_up: alerts that no channel is tried with any more; counted by the caller
+-- In two whole passes: row by row it would be quadratic in a storm, whose rows no statistics know yet.
+WITH pending AS MATERIALIZED (
+    SELECT alert_id, closing, created_at FROM alert WHERE delivered_at IS NULL AND ended IS NULL
+), tried AS MATERIALIZED (
+    SELECT d.alert_id, bool_and(d.given_up_at IS NOT NULL) AS over
+    FROM alert_delivery d JOIN pending p ON p.alert_id = d.alert_id GROUP BY d.alert_id
+)
 UPDATE alert a SET ended = 'given_up', ended_at = clock_timestamp()
-WHERE a.delivered_at IS NULL AND a.ended IS NULL
-    AND (a.closing AND a.created_at < clock_timestamp() - make_interval(secs => %(give_up)s)
-        OR EXISTS (SELECT 1 FROM alert_delivery d WHERE d.alert_id = a.alert_id))
-    AND NOT EXISTS (SELECT 1 FROM alert_delivery d WHERE d.alert_id = a.alert_id AND d.given_up_at IS NULL);
+FROM pending p LEFT JOIN tried t ON t.alert_id = p.alert_id
+WHERE a.alert_id = p.alert_id
+    AND coalesce(t.over, p.closing AND p.created_at < clock_timestamp() - make_interval(secs => %(give_up)s));
 
 -- name: end_unrouted: alerts that no channel wants
 UPDATE alert a SET ended = 'unrouted', ended_at = clock_timestamp()
