@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,10 @@ class Cutter:
                 to.sendall(data)
         except OSError:
             pass  # the other direction has closed it
-        source.close()
-        to.close()
+        for side in (source, to):
+            with suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)  # a close alone waits for the other thread's recv
+            side.close()
 
     def close(self) -> None:
         self._listener.close()
