@@ -112,6 +112,15 @@ def test_the_most_severe_and_then_the_oldest_cases_are_asked_about_so_many_at_a_
         control.rows("INSERT INTO case_question (case_id, number, dag_run_id) VALUES (%s, 9, 'another')", severe)
 
 
+def test_critical_cases_do_not_wait_for_the_places_of_mild_ones_and_are_bounded_too(control: Control) -> None:
+    for _ in range(3):
+        control.case("warning")
+    assert len(control.choose(2)) == 2
+    critical = [control.case("critical") for _ in range(3)]
+    assert [case for case, _ in control.choose(2)] == critical[:2]
+    assert control.choose(2) == []
+
+
 def test_a_decision_is_applied_in_the_name_of_who_answered_and_only_once(control: Control) -> None:
     case_id = control.case()
     control.choose()

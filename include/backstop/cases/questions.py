@@ -64,7 +64,7 @@ class Present:
 
 
 def choose(conn: Any, limit: int) -> list[Question]:
-    """New questions, so that at most `limit` are live; committed before any run is started."""
+    """New questions, so that at most `limit` are live, twice as many with critical ones; committed before any run is started."""
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["one_chooser"])
         cur.execute(_SQL["choose"], {"limit": limit, "after_lost": AFTER_LOST})

@@ -4,18 +4,25 @@
 SELECT pg_advisory_xact_lock(hashtextextended('backstop.case_question', 0));
 
 -- name: choose: questions for the most severe open cases, the oldest first, until so many are live
+-- Critical ones have as many places again: they do not wait until somebody has time for what is mild.
 -- A case whose last question was lost is not asked about again at once: what ended that run may still be there.
 INSERT INTO case_question (case_id, number, dag_run_id)
-SELECT c.case_id, n.number, 'case-' || c.case_id || '-' || n.number
-FROM case_file c
-CROSS JOIN LATERAL (SELECT coalesce(max(q.number), 0) + 1 AS number FROM case_question q WHERE q.case_id = c.case_id) AS n
-WHERE c.state = 'open'
-    AND NOT EXISTS (
-        SELECT 1 FROM case_question q
-        WHERE q.case_id = c.case_id
-            AND (q.ended_at IS NULL OR q.how = 'lost' AND q.ended_at > clock_timestamp() - %(after_lost)s))
-ORDER BY array_position(ARRAY['critical', 'warning', 'info'], c.severity), c.opened_at, c.case_id
-LIMIT greatest(%(limit)s - (SELECT count(*) FROM case_question WHERE ended_at IS NULL), 0)
+SELECT w.case_id, n.number, 'case-' || w.case_id || '-' || n.number
+FROM (
+    SELECT c.case_id, c.severity,
+        row_number() OVER (
+            ORDER BY array_position(ARRAY['critical', 'warning', 'info'], c.severity), c.opened_at, c.case_id) AS place
+    FROM case_file c
+    WHERE c.state = 'open'
+        AND NOT EXISTS (
+            SELECT 1 FROM case_question q
+            WHERE q.case_id = c.case_id
+                AND (q.ended_at IS NULL OR q.how = 'lost' AND q.ended_at > clock_timestamp() - %(after_lost)s))
+) AS w
+CROSS JOIN (SELECT count(*) AS number FROM case_question WHERE ended_at IS NULL) AS live
+CROSS JOIN LATERAL (SELECT coalesce(max(q.number), 0) + 1 AS number FROM case_question q WHERE q.case_id = w.case_id) AS n
+WHERE w.place <= CASE w.severity WHEN 'critical' THEN 2 ELSE 1 END * %(limit)s - live.number
+ORDER BY w.place
 ON CONFLICT DO NOTHING
 RETURNING case_id, number, dag_run_id;
 

@@ -217,7 +217,8 @@ class PeopleSettings(_Frozen):
         description="ids of the Airflow users who may decide; null: whoever Airflow lets answer (its own auth manager: role op)",
     )
     questions: Annotated[int, Field(ge=0, le=200, strict=True)] = Field(
-        default=10, description="cases that are asked about at the same time, the most severe first; 0: only by command line"
+        default=10,
+        description="cases asked about at the same time, the most severe first; critical ones twice as many; 0: only by command line",
     )
 
 
