@@ -69,7 +69,8 @@ def bench(full: bool) -> list[Row]:
         large = median(memory[FULL_LETTERS])
         rows.append(Row(
             "dead_letters.drain_memory", large, "MiB", f"<= {small:.0f} + {MORE_MIB}", large <= small + MORE_MIB,
-            rows=FULL_LETTERS, runs=memory[FULL_LETTERS], note=f"the highest of the process; of {LETTERS:,} letters {small:.0f} MiB",
+            rows=FULL_LETTERS, runs=memory[FULL_LETTERS],
+            note=f"the highest of the process; of {LETTERS:,} letters {small:.0f} MiB",
         ))  # fmt: skip
     return rows
 
@@ -114,8 +115,8 @@ def _fill(client: Any, count: int) -> None:
     for batch in _entries(count):
         connection = client.connection_pool.get_connection()
         connection.send_packed_command([b"".join(
-            b"*%d\r\n" % (len(fields) + 3) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in (b"XADD", key, b"*", *fields))
-            for fields in batch
+            b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+            for words in ((b"XADD", key, b"*", *fields) for fields in batch)
         )])  # fmt: skip
         for _ in batch:
             connection.read_response()
