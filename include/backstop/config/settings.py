@@ -218,7 +218,7 @@ class PeopleSettings(_Frozen):
     )
     questions: Annotated[int, Field(ge=0, le=200, strict=True)] = Field(
         default=10,
-        description="cases asked about at the same time, the most severe first; critical ones twice as many; 0: only by command line",
+        description="cases asked about at once, the most severe first; critical ones twice as many; 0: only by command line",
     )
 
 
