@@ -4,7 +4,7 @@ Each run shows one case under *Required Actions* and waits until a person answer
 starts a run for the most severe open cases, so many at a time (`people.questions`); all others wait for the command line
 (`backstop cases list`). Nothing has a default, and nothing answers by itself.
 
-    ask >> apply
+    ask >> apply >> ask_for_resend
 
 What each task does, and what to do when it is red:
 
@@ -15,6 +15,8 @@ What each task does, and what to do when it is red:
   case changed meanwhile, no reason was given, or the person may not decide; its log and XCom say which, and if the case is still
   open it is asked about again, beginning with that reason. Red: a database or the broker was away; clear it, and the same answer
   is applied: nobody is asked twice for it.
+
+- **ask_for_resend** wakes the DAG `resend`, only when something is to be sent. Red: clear it; `resend` also looks by itself.
 
 **Who may answer**: `people.deciders` in backstop.yaml; else whom Airflow lets answer (in its simple auth manager: the roles op
 and admin).
@@ -32,14 +34,19 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Param, dag, task
+from airflow.sdk import Asset, Param, dag, task
 
 try:
     from backstop.plugins import backstop_decide as people
+    from backstop.plugins import backstop_duty as duty
     from backstop.plugins.backstop_notify import tell_failure
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_decide as people
+    import backstop_duty as duty
     from backstop_notify import tell_failure
+
+
+SOMETHING_TO_SEND = Asset("backstop_something_to_send")
 
 
 @task(retries=3, execution_timeout=timedelta(minutes=30))
@@ -52,6 +59,15 @@ def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
         context["ti"].xcom_push(key="said", value=done["said"])
         raise AirflowSkipException(done["said"])
     return done
+
+
+@task(outlets=[SOMETHING_TO_SEND], retries=1, execution_timeout=timedelta(minutes=5))
+def ask_for_resend() -> None:
+    """The asset's event; with nothing to send there is none."""
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    if not duty.anything_to_send():
+        raise AirflowSkipException("nothing is to be sent")
 
 
 @dag(
@@ -72,7 +88,7 @@ def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
 def decide_case() -> None:
     """Wiring only. No time limit: a person takes as long as it takes."""
     asked = people.AskPersonOperator(task_id="ask", form=people.ask_about_case, retries=2, retry_delay=timedelta(seconds=1))
-    asked >> apply()
+    asked >> apply() >> ask_for_resend()
 
 
 dag = decide_case()

@@ -281,5 +281,12 @@ def test_whatever_somebody_put_into_a_message_is_shown_as_code_on_one_line(value
     assert code(value) == shown
 
 
+def test_an_answer_is_explained_without_the_words_of_the_command_line(control: Control) -> None:
+    case_id = control.case(kind="exhausted")
+    ((_, run),) = control.choose()
+    body = people.form_of(case_id, run)["body"]
+    assert "- **raise**: one more send is allowed; reconcile goes on with it" in body and "(or --" not in body
+
+
 def test_a_long_value_is_cut_and_says_how_long_it_is() -> None:
     assert plain("x" * 5000) == "x" * 300 + " ... (5000 characters)"

@@ -38,9 +38,9 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 (str(uuid.uuid4()),),
             )
             cursor.execute(
-                "INSERT INTO case_file (kind, topic, summary, evidence) VALUES ('unknown', %s, %s, jsonb_build_object('x', %s::text))",
-                (NASTY, NASTY, NASTY),
-            )
+                "INSERT INTO case_file (kind, topic, summary, evidence)"
+                " VALUES ('unknown', %s, %s, jsonb_build_object('x', %s::text))", (NASTY, NASTY, NASTY),
+            )  # fmt: skip
             cursor.execute("INSERT INTO case_note (case_id, written_by, note) VALUES (1, 'olga', %s)", (NASTY,))
             cursor.execute(
                 "INSERT INTO cause (fingerprint, template, category, first_seen_at, last_seen_at, dead_letters)"

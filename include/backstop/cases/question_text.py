@@ -18,6 +18,8 @@ EXAMPLES = 10
 LONGEST = 300
 """Characters of one value; the page of the case has the whole."""
 _KEPT_FOR_ELSEWHERE = ("decisions", "examples")
+_OPTION = re.compile(r" \((?:or )?--[^)]*\)")
+"""What the command line takes; the form has fields for it."""
 
 
 def subject_of(case: Case) -> str:
@@ -45,7 +47,8 @@ def body_of(
     if examples:
         lines += ["", "**For example:**", "", *(f"- {one}" for one in examples)]
     lines += _history(case.evidence)
-    lines += ["", "**Your answers:**", "", *(f"- **{action}**: {ACTIONS[action]}" for action in case.actions), ""]
+    lines += ["", "**Your answers:**", ""]
+    lines += [*(f"- **{action}**: {_OPTION.sub('', ACTIONS[action])}" for action in case.actions), ""]
     lines.append("Say why: without a reason nothing is applied. The state is read again before anything is done.")
     where = f"[The evidence]({page}), or " if page else ""
     lines += ["", f"{where}`backstop cases show {case.case_id}`."]

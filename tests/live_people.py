@@ -1,0 +1,152 @@
+"""One embedded platform with a live Airflow, in which people with different roles answer; and the hands a test needs for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg2
+
+from backstop.cases.decide import decide
+from backstop.cases.open import open_case
+from backstop.client import SendPolicy, record
+from backstop.config.connections import Connections
+from backstop.config.load import load
+from backstop.local.airflow_api import AirflowApi, AirflowUnavailable
+from backstop.local.platform import PROJECT, Platform
+from backstop.local.prepare import prepare
+
+SECONDS = 180.0
+"""For one step on a busy machine."""
+HOSTILE = "id-1` <img src=x onerror=alert(1)> [a](http://evil.example) {{ 7*7 }}\u202e\n# head"
+Detail = dict[str, Any]
+
+
+class Live:
+    """The platform, and what the tests do to it."""
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform, self.api = platform, platform.airflow.api
+        self.settings = load(platform.config)
+        self.connections = Connections(resolver=platform.connections().get)
+
+    def control(self) -> Any:
+        return psycopg2.connect(self.platform.dsn("control"))
+
+    def rows(self, query: str, *values: object, database: str = "control") -> list[tuple[Any, ...]]:
+        connection = psycopg2.connect(self.platform.dsn(database))
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute(query, values)
+                return cursor.fetchall() if cursor.description else []
+        finally:
+            connection.close()
+
+    def case(self, severity: str, *ids: str, kind: str = "unknown", topic: str = "orders", subject: str = "") -> int:
+        """An open case about messages that were promised and never sent."""
+        producer = psycopg2.connect(self.platform.dsn("producer_a"))
+        policy = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))
+        with producer:
+            for message_id in ids:
+                record(producer, topic, b"{}", message_id=message_id, policy=policy, send=False)
+        producer.close()
+        connection = self.control()
+        with connection, connection.cursor() as cursor:
+            case_id = open_case(
+                cursor, kind=kind, topic=topic, group="billing", subject=subject, severity=severity, run_id=None,
+                summary=f"nobody can say what became of {len(ids)} deliveries", evidence={"where": HOSTILE},
+                members=[("shop_a", topic, message_id, "billing") for message_id in ids],
+            )  # fmt: skip
+        connection.close()
+        return case_id
+
+    def by_command_line(self, case_id: int, action: str) -> None:
+        connection = self.control()
+        decide(connection, self.settings, self.connections, case_id, action, "carla", "seen by command line")
+        connection.close()
+
+    def look(self) -> None:
+        """One run of ask_people, to its end."""
+        assert self.api.wait("ask_people", self.api.trigger("ask_people", {}), SECONDS) == "success"
+
+    def details(self, case_id: int) -> list[Detail]:
+        """What Airflow shows of the case and nobody answered yet."""
+        found = self.api.request("GET", "/dags/decide_case/dagRuns/~/hitlDetails?response_received=false&limit=100")
+        return [one for one in found["hitl_details"] if one["subject"].startswith(f"Case {case_id}:")
+                and one["task_instance"]["state"] == "awaiting_input"]  # fmt: skip
+
+    def question(self, case_id: int) -> Detail:
+        def asked() -> bool:
+            ended = [run["dag_run_id"] for run in self.api.dag_runs("decide_case") if run["state"] == "failed"]
+            assert not ended, f"failed: {ended}"
+            return len(self.details(case_id)) == 1
+
+        self.wait_for(asked, f"one question about case {case_id}")
+        return self.details(case_id)[0]
+
+    def run_of(self, case_id: int) -> str:
+        """The run that asks about the case now."""
+        ((run,),) = self.rows("SELECT dag_run_id FROM case_question WHERE case_id = %s AND ended_at IS NULL", case_id)
+        return str(run)
+
+    def answer(self, run: str, option: str, *, api: AirflowApi | None = None, **inputs: object) -> int:
+        """The status of the answer: 200 when Airflow took it."""
+        path = f"/dags/decide_case/dagRuns/{quote(run)}/taskInstances/ask/-1/hitlDetails"
+        try:
+            (api or self.api).request("PATCH", path, {"chosen_options": [option], "params_input": inputs})
+        except AirflowUnavailable as refused:
+            assert refused.status is not None, refused
+            return refused.status
+        return 200
+
+    def end_of(self, run: str) -> dict[str, str]:
+        """The states of `ask`, `apply` and the whole run when it has ended."""
+        state = self.api.wait("decide_case", run, SECONDS)
+        return {name: one for name, one in self.tasks(run).items() if name != "ask_for_resend"} | {"": state}
+
+    def tasks(self, run: str) -> dict[str, str]:
+        return {str(t["task_id"]): str(t["state"]) for t in self.api.task_instances("decide_case", run)}
+
+    def ended(self, run: str) -> tuple[Any, ...]:
+        return self.rows("SELECT how, answered_by, answer, said FROM case_question WHERE dag_run_id = %s", run)[0]
+
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: not within {SECONDS:.0f} s"
+            time.sleep(0.25)
+
+    def run(self, duty: str, **form: object) -> dict[str, str]:
+        """A run by hand, to its end: each task's state, and the run's own under ""."""
+        run_id = self.api.trigger(duty, form)
+        state = self.api.wait(duty, run_id, SECONDS)
+        return {str(t["task_id"]): str(t["state"]) for t in self.api.task_instances(duty, run_id)} | {"": state}
+
+
+@contextmanager
+def live_people(root: Path) -> Iterator[Live]:
+    """At most two questions at a time; every duty is started by the tests alone."""
+    config = root / "backstop.yaml"
+    config.write_text((PROJECT / "backstop.yaml").read_text() + "\npeople: {questions: 2}\n")
+    platform = Platform(root, config)
+    duties = ("decide_case", "ask_people", "triage", "resend", "replay_incident")
+    try:
+        platform.start(airflow=False)
+        prepare(load(platform.config), platform.connections())
+        platform.airflow.env.update(platform.environment() | {
+            "BACKSTOP_RETRY_SECONDS": "1", "BACKSTOP_ASK_SCHEDULE": "none", "BACKSTOP_TRIAGE_SCHEDULE": "none",
+            "BACKSTOP_RESEND_SCHEDULE": "none", "BACKSTOP_DOCS_FOLDER": str(root / "docs"), "BACKSTOP_SPARK_FROM": "3",
+        })  # fmt: skip
+        platform.airflow.users |= {"olga": "op", "otto": "op", "uwe": "user", "vera": "viewer"}
+        platform.airflow.start()
+        ready = Live(platform)
+        for name in duties:
+            ready.api.unpause(name)
+        yield ready
+    finally:
+        platform.stop()
