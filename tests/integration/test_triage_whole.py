@@ -61,6 +61,7 @@ def test_letters_of_real_consumers_go_the_whole_way_and_every_check_holds(world:
     }  # fmt: skip
     assert resend(world)["published"] == 1
     assert triage(world)["replayed"] == 1
+    assert world.control("SELECT counts ->> 'replayed' FROM run WHERE duty = 'triage' ORDER BY run_id DESC LIMIT 1") == [("1",)]
     ((case_id, fingerprint),) = world.control("SELECT case_id, subject FROM case_file")
     assert world.control("SELECT category FROM cause WHERE fingerprint = %s", (fingerprint,)) == [("poison",)]
     decide(world.conn, world.settings, world.connections, case_id, "discard", "ann", "a test", {})

@@ -92,8 +92,10 @@ def decide_and_apply(
         refresh_cases(control, run, touched)
         with control, control.cursor() as cur:
             hold(cur, run)
-            if closed := close_settled(cur):
-                counts.add("cases_closed", closed)
+            closed = close_settled(cur)
+        if closed:
+            add_counts(control, run, {"cases_closed": closed})
+            counts.add("cases_closed", closed)
     if missed:
         raise Unavailable(
             "Not everything answered: " + "; ".join(f"{name}: {why}" for name, why in sorted(missed.items())),

@@ -21,7 +21,7 @@ from backstop.dead_letters.settle_replays import settle_replays
 from backstop.errors import StoreUnavailable, Unavailable
 from backstop.records import Counts
 from backstop.runs.control import connect
-from backstop.runs.run import DEAD_AFTER, Run, close_run, keep_alive, open_run
+from backstop.runs.run import DEAD_AFTER, Run, add_counts, close_run, keep_alive, open_run
 from backstop.runs.scope import name_of
 
 DUTY = "triage"
@@ -40,7 +40,8 @@ def run_duty(
     """
     control = connect(settings, connections)
     try:
-        run = open_run(control, DUTY, name_of(sorted(topics) if topics else None), settings, dry_run=dry_run, dead_after=dead_after)
+        scope = name_of(sorted(topics) if topics else None)
+        run = open_run(control, DUTY, scope, settings, dry_run=dry_run, dead_after=dead_after)
         counts = Counts()
         try:
             with keep_alive(lambda: connect(settings, connections), run):
@@ -86,7 +87,7 @@ def _steps(
             audit(run, suite)
 
     if not run.dry_run:
-        step(lambda: settle_replays(control, run))
+        step(lambda: _settled(control, run))
         step(lambda: drain_all(settings, connections, control, run))
         check("letters_drained")
         step(lambda: classify_letters(control, settings, connections, run))
@@ -99,3 +100,9 @@ def _steps(
     return Unavailable(
         " ".join(dict.fromkeys(error.what for error in missed)), kept=missed[-1].kept, next_step=missed[-1].next_step
     )
+
+
+def _settled(control: Any, run: Run) -> Counts:
+    counts = settle_replays(control, run)
+    add_counts(control, run, counts)
+    return counts
