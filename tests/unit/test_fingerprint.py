@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,16 @@ def test_words_need_more_than_names_and_types_of_errors_are_never_a_place() -> N
     states = [f"the state of this disk is {word} now" for word in ("active", "broken", "closed", "dirty", "empty")]
     assert set(find_patterns(dict.fromkeys(states, "unknown")).values()) == {"the state of this disk is <any> now"}
     assert find_patterns(dict.fromkeys(states[:4], "unknown")) == {}
+
+
+def test_where_a_slot_was_seen_two_more_words_are_slots_too() -> None:
+    users = [f"no such user {who} came from <*>" for who in ("<*>", "root", "guest")]
+    for shuffled in permutations(users):
+        assert find_patterns(dict.fromkeys(shuffled, "unknown")) == dict.fromkeys(users, "no such user <any> came from <*>")
+    assert find_patterns(dict.fromkeys(users[:2], "unknown")) == {}, "a single word may be another cause"
+    assert find_patterns(dict.fromkeys(users[1:], "unknown")) == {}, "no slot was seen there"
+    mixed = {users[0]: "unknown", users[1]: "poison", users[2]: "poison"}
+    assert find_patterns(mixed) == {}, "of another category"
     kinds = [
         f"it all ended with a {kind} in here" for kind in ("FooError", "BarError", "BazError", "QuxError", "XuqError", "UxError")
     ]

@@ -20,10 +20,13 @@ NAME, ANY = "<name>", "<any>"
 """A place for names (words that no list knows, and slots), and one for any word at all."""
 NAMES, WORDS = 3, 5
 """So many different names, or words, in one place make it a slot."""
+BESIDE = 2
+"""So many words are enough where another template, the same in all else, has a slot."""
 LONGEST, LONGEST_FOR_WORDS = 120, 60
 """Tokens: longer templates stay as they are, or only meet names."""
 _CORE = re.compile(r"[^\W\d_][\w.\-$]*")
 _MARK = re.compile(r"<\*>|<name>|<any>")
+_SLOT_ALONE = re.compile(r"([^\w<>]*)(?:<\*>|<name>)([^\w<>]*)")
 
 Tokens = tuple[str, ...]
 
@@ -108,25 +111,30 @@ def _settle(skeleton: Tokens, members: list[list[_Token]], places: Collection[in
 
 
 def _by_words(units: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Units that differ in one word, whatever word: that place needs WORDS of them."""
+    """Units that differ in one word, whatever word: that place needs WORDS of them, or a slot and BESIDE of them."""
     if not units or units[0].count(" ") >= LONGEST_FOR_WORDS:
         return
     rows = [unit.split(" ") for unit in units]
-    enough: dict[Tokens, list[str]] = {}
+    enough: dict[Tokens, tuple[int, list[str]]] = {}
     for at in range(len(rows[0])):  # place by place, so that only one place's groups are in memory
         alike: dict[str, list[int]] = defaultdict(list)
+        slots: dict[str, list[int]] = defaultdict(list)
         for number, tokens in enumerate(rows):
-            part = _split(tokens[at])
-            if part.core and not is_kind(part.core) and not _MARK.search(tokens[at]):
-                alike[" ".join((*tokens[:at], part.with_core(ANY), *tokens[at + 1 :]))].append(number)
-        enough |= {
-            tuple(pattern.split(" ")): [units[number] for number in members]
-            for pattern, members in alike.items() if len(members) >= WORDS
-        }  # fmt: skip
+            part, found = _split(tokens[at]), alike
+            if around := _SLOT_ALONE.fullmatch(tokens[at]):
+                part, found = _Token(around[1], SLOT, around[2]), slots
+            elif not part.core or is_kind(part.core) or _MARK.search(tokens[at]):
+                continue
+            found[" ".join((*tokens[:at], part.with_core(ANY), *tokens[at + 1 :]))].append(number)
+        for pattern, members in alike.items():
+            needed = BESIDE if pattern in slots else WORDS
+            if len(members) >= needed:
+                together = members + slots.get(pattern, [])
+                enough[tuple(pattern.split(" "))] = needed, [units[number] for number in together]
     taken: set[str] = set()
-    for pattern, members in sorted(enough.items(), key=lambda found: (-len(found[1]), found[0])):
-        fresh = [unit for unit in members if unit not in taken]
-        if len(fresh) >= WORDS and _says_enough(pattern, 3):
+    for pattern, (needed, together) in sorted(enough.items(), key=lambda found: (-len(found[1][1]), found[0])):
+        fresh = [unit for unit in together if unit not in taken]
+        if len(fresh) >= needed and _says_enough(pattern, 3):
             taken.update(fresh)
             for unit in fresh:
                 yield unit, " ".join(pattern)
