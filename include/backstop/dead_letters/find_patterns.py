@@ -132,12 +132,12 @@ def _by_words(units: Sequence[str]) -> Iterator[tuple[str, str]]:
                 together = members + slots.get(pattern, [])
                 enough[tuple(pattern.split(" "))] = needed, [units[number] for number in together]
     taken: set[str] = set()
-    for pattern, (needed, together) in sorted(enough.items(), key=lambda found: (-len(found[1][1]), found[0])):
+    for kept, (needed, together) in sorted(enough.items(), key=lambda one: (-len(one[1][1]), one[0])):
         fresh = [unit for unit in together if unit not in taken]
-        if len(fresh) >= needed and _says_enough(pattern, 3):
+        if len(fresh) >= needed and _says_enough(kept, 3):
             taken.update(fresh)
             for unit in fresh:
-                yield unit, " ".join(pattern)
+                yield unit, " ".join(kept)
 
 
 def _says_enough(pattern: Sequence[str], words: int) -> bool:
