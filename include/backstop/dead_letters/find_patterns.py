@@ -129,8 +129,8 @@ def _by_words(units: Sequence[str]) -> Iterator[tuple[str, str]]:
         for pattern, members in alike.items():
             needed = BESIDE if pattern in slots else WORDS
             if len(members) >= needed:
-                together = members + slots.get(pattern, [])
-                enough[tuple(pattern.split(" "))] = needed, [units[number] for number in together]
+                numbers = members + slots.get(pattern, [])
+                enough[tuple(pattern.split(" "))] = needed, [units[number] for number in numbers]
     taken: set[str] = set()
     for kept, (needed, together) in sorted(enough.items(), key=lambda one: (-len(one[1][1]), one[0])):
         fresh = [unit for unit in together if unit not in taken]
