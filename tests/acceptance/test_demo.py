@@ -155,7 +155,9 @@ def test_the_checks_of_every_step_ran_and_passed(demo: Demo) -> None:
     checks = demo.report["data_checks"]
     leases = {"leases_before", "leases_after"}
     letters = {"letters_drained", "causes", "letters_decided"}
-    assert set(checks) == {"stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts"} | leases | letters
+    always = {"stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts", "leases_before"}
+    # A sweep that found the logs broken went no further.
+    assert set(checks) - {"leases_after"} == always | letters
     assert all(its["passed"] + its["failed"] >= 1 for its in checks.values())
     # The sweep says what was broken on purpose, logs that are CONSUMED without a time; the checker refuses any other failure.
     assert {suite for suite, its in checks.items() if its["failed"]} <= leases

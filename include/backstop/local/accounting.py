@@ -137,7 +137,7 @@ def cases(told: Sequence[Mapping[str, Any]]) -> str:
 
 
 def told(report: Mapping[str, Any]) -> str:
-    answers = ", ".join(f"{count} times {answer}" for answer, count in report["answers"].items()) or "none"
+    answers = ", ".join(f"{answer} {count}" for answer, count in report["answers"].items()) or "none"
     messages = ", ".join(f"{count} by {way}" for way, count in report["messages"].items()) or "none"
     return "\n".join(
         [*fold(f"Answers given in Airflow: {answers}."), *fold(

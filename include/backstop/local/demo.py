@@ -36,7 +36,7 @@ SCHEDULES = {
     # As often as two cores can: a run that finds nothing due costs them the start of a process.
     "BACKSTOP_RECONCILE_SCHEDULE": "8s",
     "BACKSTOP_RESEND_SCHEDULE": "20s",
-    "BACKSTOP_SWEEP_SCHEDULE": "20s",
+    "BACKSTOP_SWEEP_SCHEDULE": "30s",
     "BACKSTOP_TRIAGE_SCHEDULE": "30s",
     "BACKSTOP_ASK_SCHEDULE": "20s",
     "BACKSTOP_ALERTS_SCHEDULE": "30s",
