@@ -64,6 +64,13 @@ BROKEN: dict[str, tuple[str, Break]] = {
         "stub unaccounted for",
         lambda w: w.sql("control", "DELETE FROM case_member WHERE message_id = 'refused'"),
     ),
+    "a stub is only in a case in which it has settled": (
+        "stub unaccounted for",
+        lambda w: (
+            w.sql("control", "UPDATE case_member SET settled_at = now() WHERE message_id = 'refused'"),
+            w.sql("shop_b", "UPDATE message_stub SET status = 'pending' WHERE message_id = 'refused'"),
+        ),
+    ),
     "one stub is gone": (
         "business row without exactly one stub",
         lambda w: w.sql("shop_b", "DELETE FROM message_stub WHERE message_id LIKE 'plain:1%'"),

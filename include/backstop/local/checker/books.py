@@ -76,7 +76,7 @@ class Books:
     fences: dict[str, dict[Key, list[int]]] = field(default_factory=dict)
     """group -> the fences under which a message's effects were committed"""
     cases: dict[Key, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
-    """key -> (kind, state) of the cases that it is a member of"""
+    """key -> (kind, state) of the cases that it is a member of; "settled" when it is not open in them any more"""
     letters: list[Letter] = field(default_factory=list)
     undrained: int = 0
     """batches that were stored and never acknowledged to the broker"""
@@ -221,7 +221,8 @@ def read_cases(dsn: str, books: Books) -> None:
 def read_control(dsn: str, books: Books, ledger: Ledger) -> None:
     for topic, message_id, kind, state in rows(
         dsn,
-        "SELECT m.topic, m.message_id, c.kind, c.state FROM case_member m JOIN case_file c USING (case_id)",
+        "SELECT m.topic, m.message_id, c.kind, CASE WHEN m.settled_at IS NULL THEN c.state ELSE 'settled' END"
+        " FROM case_member m JOIN case_file c USING (case_id)",
     ):
         books.cases[topic, message_id].add((kind, state))
     quarantined = rows(
