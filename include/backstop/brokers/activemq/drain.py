@@ -30,7 +30,8 @@ class ActiveMQLetters:
         self._doing = f"reading the dead letters in {queue!r}"
         self._session: Session | None = None
         self._arrived: deque[Frame] = deque()
-        self._acks: dict[str, str] = {}
+        # By the letter itself: a message of two groups lies under one broker id twice in a queue that they share.
+        self._acks: dict[int, tuple[DeadLetter, str]] = {}
         self._left = 0
 
     def __enter__(self) -> Self:
@@ -77,7 +78,7 @@ class ActiveMQLetters:
         return []
 
     def acknowledge(self, letters: Sequence[DeadLetter]) -> None:
-        acks = [self._acks[one.broker_id] for one in letters if one.broker_id in self._acks]
+        acks = [self._acks[id(one)][1] for one in letters if id(one) in self._acks]
         if not acks:
             return
         session = self._session
@@ -93,7 +94,7 @@ class ActiveMQLetters:
             self._forget()
             raise unavailable("acknowledging dead letters", str(error)) from error
         for one in letters:
-            self._acks.pop(one.broker_id, None)
+            self._acks.pop(id(one), None)
 
     def close(self) -> None:
         self._forget()
@@ -137,7 +138,7 @@ class ActiveMQLetters:
 
     def _hand_out(self, frame: Frame) -> DeadLetter:
         letter = letter_of(frame, self._names, self._queue)
-        self._acks[letter.broker_id] = frame.headers["ack"]
+        self._acks[id(letter)] = letter, frame.headers["ack"]
         return letter
 
     def _forget(self) -> None:
