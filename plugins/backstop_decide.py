@@ -110,7 +110,7 @@ def form_of(case_id: int, dag_run_id: str) -> dict[str, Any]:
             raise AirflowFailException(str(error)) from error
         case, members = show(room.control, case_id, EXAMPLES)
         now = show_now(room.control, asked.question)
-        over = why_stale(asked.shown, now) if asked.shown else None
+        over = why_stale(asked.shown or {"state": now.state}, now)
         if over or not case.actions:
             said = over or f"the case is {case.state}"
             end(room.control, dag_run_id, "over", said)

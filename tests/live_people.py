@@ -65,6 +65,11 @@ class Live:
         connection.close()
         return case_id
 
+    def forget_cases(self) -> None:
+        """What other tests left open is over, and nobody is asked about it."""
+        self.rows("UPDATE case_question SET ended_at = now(), how = 'over' WHERE ended_at IS NULL")
+        self.rows("UPDATE case_file SET state = 'closed', closed_at = now() WHERE state = 'open'")
+
     def by_command_line(self, case_id: int, action: str) -> None:
         connection = self.control()
         decide(connection, self.settings, self.connections, case_id, action, "carla", "seen by command line")

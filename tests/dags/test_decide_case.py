@@ -18,6 +18,7 @@ from backstop.cases.question_text import code, plain
 from backstop.cases.questions import choose, end, live
 from backstop.local.postgres import Postgres
 from backstop.schema.revisions import whole
+from letters import INSERT, values
 
 ROOT = Path(__file__).resolve().parents[2]
 OLGA = {"option": "leave", "inputs": {"why": "seen"}, "user_id": "olga", "user_name": "olga"}
@@ -184,6 +185,22 @@ def test_a_case_that_is_over_when_its_form_is_written_is_not_shown(control: Cont
     with pytest.raises(AirflowSkipException, match="closed"):
         people.form_of(case_id, run)
     assert control.rows("SELECT how FROM case_question") == [("over",)]
+
+
+def test_a_case_whose_dead_letters_are_all_on_their_way_is_not_asked_about_until_one_is_undecided(control: Control) -> None:
+    case_id = control.case(kind="dead_letters")
+    assert control.choose() == []
+    with control.connection.cursor() as cursor:
+        cursor.execute(INSERT, values("m-1"))
+    control.rows("UPDATE dead_letter SET case_id = %s", case_id)
+    ((_, run),) = control.choose()
+    ask(control, case_id)
+    control.rows("UPDATE dead_letter SET state = 'replaying', shard = 'shop_a', send_number = 2")
+    airflow = Airflow({run: ("running", "awaiting_input")})
+    assert people.look_for_questions(airflow) == [{"dag_run_id": run, "conf": {"case_id": case_id}, "reset": True}]
+    with pytest.raises(AirflowSkipException, match="nothing of the case waits"):
+        people.form_of(case_id, run)
+    assert people.look_for_questions(airflow) == []
 
 
 def test_runs_that_were_never_started_are_started_and_those_that_ended_or_are_not_needed_end(control: Control) -> None:

@@ -13,6 +13,13 @@ from live_people import HOSTILE, SECONDS, Live
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_open(people: Live) -> None:
+    people.forget_cases()
+
+
+
+
 def test_the_most_severe_come_first_and_only_who_may_decides_once_with_a_reason(people: Live) -> None:
     mild = people.case("info", "o-mild", subject="mild")
     severe = people.case("critical", HOSTILE, "o-2", subject="severe")

@@ -14,6 +14,13 @@ from backstop.client import SendPolicy, record, send
 from live_people import SECONDS, Live
 
 pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_open(people: Live) -> None:
+    people.forget_cases()
+
+
 POISON = "ValueError: the amount is not a number"
 AWAY = "OperationalError: connection to server at 10.0.0.7, port 5432 failed: Connection refused"
 QUICK = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))

@@ -61,6 +61,8 @@ class Present:
     decision: str | None
     decided_by: str | None
     open: int
+    undecided: bool
+    """Something of it waits for a decision."""
 
 
 def choose(conn: Any, limit: int) -> list[Question]:
@@ -155,6 +157,8 @@ def why_stale(shown: Mapping[str, Any], now: Present) -> str | None:
         return f"the case was {now.state}{by} before this answer came"
     if int(shown.get("reopened", now.reopened)) != now.reopened:
         return "the case was over and has come back since the question was asked"
+    if not now.undecided:
+        return "nothing of the case waits for a decision any more"
     seen = int(shown.get("open", now.open))
     if now.open > max(seen + 5, seen * 3 // 2):
         return f"it had {seen} open deliveries when the question was asked, and has {now.open} now"

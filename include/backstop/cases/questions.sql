@@ -5,6 +5,7 @@ SELECT pg_advisory_xact_lock(hashtextextended('backstop.case_question', 0));
 
 -- name: choose: questions for the most severe open cases, the oldest first, until so many are live
 -- Critical ones have as many places again: they do not wait until somebody has time for what is mild.
+-- Dead letters that are all on their way leave their case nothing to decide, until it closes or one comes back.
 -- A case whose last question was lost is not asked about again at once: what ended that run may still be there.
 INSERT INTO case_question (case_id, number, dag_run_id)
 SELECT w.case_id, n.number, 'case-' || w.case_id || '-' || n.number
@@ -14,6 +15,7 @@ FROM (
             ORDER BY array_position(ARRAY['critical', 'warning', 'info'], c.severity), c.opened_at, c.case_id) AS place
     FROM case_file c
     WHERE c.state = 'open'
+        AND (c.kind <> 'dead_letters' OR EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open'))
         AND NOT EXISTS (
             SELECT 1 FROM case_question q
             WHERE q.case_id = c.case_id
@@ -28,7 +30,9 @@ RETURNING case_id, number, dag_run_id;
 
 -- name: live: questions without an end, and whether their case still needs an answer
 SELECT q.case_id, q.number, q.dag_run_id, c.state = coalesce(q.shown ->> 'state', 'open')
-    AND coalesce((q.shown ->> 'reopened')::int, c.reopened) = c.reopened AS needed
+    AND coalesce((q.shown ->> 'reopened')::int, c.reopened) = c.reopened
+    AND (c.kind <> 'dead_letters'
+        OR EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open')) AS needed
 FROM case_question q JOIN case_file c USING (case_id)
 WHERE q.ended_at IS NULL
 ORDER BY q.case_id;
@@ -58,7 +62,9 @@ ORDER BY number DESC LIMIT 1;
 -- name: present: what a person would see now
 SELECT c.state, c.reopened, c.decision, c.decided_by,
     (SELECT count(*) FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL)
-    + (SELECT count(*) FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open' AND d.message_id IS NULL) AS open
+    + (SELECT count(*) FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open' AND d.message_id IS NULL) AS open,
+    (c.kind <> 'dead_letters'
+        OR EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open')) AS undecided
 FROM case_file c WHERE c.case_id = %(case_id)s;
 
 -- name: shown: the form is about to be written
