@@ -225,6 +225,32 @@ def test_one_channel_is_enough_and_the_others_are_tried_until_it_is_too_late(tol
     assert len(told.desk.taken) == 1
 
 
+def test_what_nobody_took_is_never_too_old_and_the_duty_fails_until_somebody_takes_it(told: Told) -> None:
+    settings = told.settings("desk")
+    told.desk.answers = 500
+    told.case("a"), told.case("b", severity="critical", kind="mass_loss")
+    for _ in range(2):
+        with pytest.raises(AlertsUndelivered, match="2 alerts wait, and no channel takes them"):
+            run_once(settings, Connections())
+        told.world.control("UPDATE alert SET created_at = now() - interval '9 days'")
+        told.due_now()
+    told.close("b")
+    told.world.control("UPDATE alert SET created_at = now() - interval '8 days'")
+    told.desk.answers = 200
+    told.deliver(settings, times=2)
+    assert keys(told.desk.taken) == ["case/2", "case/1", "case/2/closed"], "its end is told however late its begin was"
+    assert told.world.control("SELECT DISTINCT ended FROM alert") == [(None,)]
+
+
+def test_an_end_is_given_up_when_the_channel_that_was_told_of_the_begin_is_gone(told: Told) -> None:
+    told.case("a")
+    told.deliver(told.settings("hook"))
+    told.close("a")
+    told.world.control("UPDATE alert SET created_at = now() - interval '25 hours' WHERE closing")
+    assert told.deliver(told.settings("desk")) == Counts(given_up=1)
+    assert told.desk.taken == []
+
+
 def test_a_channel_that_fails_is_told_to_the_others_and_when_it_works_again_too(told: Told) -> None:
     settings = told.settings("desk", "hook")
     told.hook.answers = 503

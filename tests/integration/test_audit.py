@@ -181,6 +181,17 @@ def test_a_broken_invariant_is_found_alone_and_people_are_told(world: System, in
     assert invariant in alerts[0][1]
 
 
+def test_an_alert_that_was_given_up_before_anybody_was_told_has_told_nobody(world: System) -> None:
+    world.rows("control", """
+        INSERT INTO case_file (kind, topic, summary) VALUES ('unknown', 'orders', '');
+        INSERT INTO alert (case_id, dedup_key, severity, title, body, ended, ended_at)
+        SELECT case_id, 'k', 'warning', '', '', 'given_up', now() FROM case_file""")
+    audit(world)
+    assert set(found(world)) == {"case_has_alert", "alert_was_told"}
+    world.rows("control", "UPDATE alert SET ended = 'unrouted', ended_at = now()")
+    assert audit(world)["breaches"] == 0
+
+
 def test_people_are_told_of_an_invariant_once_a_day(world: System) -> None:
     world.rows(*BREAKERS["floor_is_old"])
     audit(world)

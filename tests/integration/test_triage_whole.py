@@ -88,7 +88,7 @@ def test_a_second_run_of_the_same_scope_is_refused(world: World) -> None:
 BROKEN = {
     "replaying_has_request": "DELETE FROM resend_request",
     "escalated_has_case": "UPDATE case_file SET state = 'closed', closed_at = now()",
-    "case_has_alert": "DELETE FROM alert",
+    "case_has_alert": "UPDATE alert SET ended = 'given_up', ended_at = now(), delivered_at = NULL",
     "no_poison_by_machine": "UPDATE dead_letter SET category = 'poison' WHERE state = 'replaying'",
     "decided_or_waits": "UPDATE dead_letter SET decided_at = NULL WHERE state = 'open'",
     "discarded_has_proof": "UPDATE dead_letter SET proof = '{}' WHERE state = 'discarded'",

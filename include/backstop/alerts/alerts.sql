@@ -68,28 +68,29 @@ SELECT DISTINCT a.alert_id, d.channel
 FROM alert a
 JOIN alert t ON t.thread = a.thread AND NOT t.closing
 JOIN alert_delivery d ON d.alert_id = t.alert_id AND d.delivered_at IS NOT NULL AND d.channel = ANY (%(channels)s::text[])
-WHERE a.closing AND a.ended IS NULL AND a.created_at >= clock_timestamp() - make_interval(secs => %(give_up)s)
+WHERE a.closing AND a.ended IS NULL
+    AND (a.delivered_at IS NULL OR a.created_at >= clock_timestamp() - make_interval(secs => %(give_up)s))
 ON CONFLICT (alert_id, channel) DO NOTHING;
 
--- name: give_up: a channel is no longer tried with what is too old; with a critical alert only when another channel took it
+-- name: give_up: a channel is no longer tried with what is too old and another channel took; what nobody took is never too old
 UPDATE alert_delivery d SET given_up_at = clock_timestamp()
 FROM alert a
 WHERE a.alert_id = d.alert_id AND d.delivered_at IS NULL AND d.given_up_at IS NULL
     AND a.created_at < clock_timestamp() - make_interval(secs => %(give_up)s)
-    AND (a.severity <> 'critical' OR a.delivered_at IS NOT NULL);
+    AND a.delivered_at IS NOT NULL;
 
--- name: end_given_up: alerts that no channel is tried with any more; counted by the caller
--- In two whole passes: row by row it would be quadratic in a storm, whose rows no statistics know yet.
+-- name: end_given_up: closing alerts whose opening was told by channels alone that have left the settings
+-- In whole passes: row by row it would be quadratic in a storm, whose rows no statistics know yet.
 WITH pending AS MATERIALIZED (
-    SELECT alert_id, closing, created_at FROM alert WHERE delivered_at IS NULL AND ended IS NULL
-), tried AS MATERIALIZED (
-    SELECT d.alert_id, bool_and(d.given_up_at IS NOT NULL) AS over
-    FROM alert_delivery d JOIN pending p ON p.alert_id = d.alert_id GROUP BY d.alert_id
+    SELECT alert_id, thread, closing, created_at FROM alert WHERE delivered_at IS NULL AND ended IS NULL
+), routed AS MATERIALIZED (
+    SELECT DISTINCT d.alert_id FROM alert_delivery d JOIN pending p ON p.alert_id = d.alert_id
 )
 UPDATE alert a SET ended = 'given_up', ended_at = clock_timestamp()
-FROM pending p LEFT JOIN tried t ON t.alert_id = p.alert_id
-WHERE a.alert_id = p.alert_id
-    AND coalesce(t.over, p.closing AND p.created_at < clock_timestamp() - make_interval(secs => %(give_up)s));
+FROM pending p
+WHERE a.alert_id = p.alert_id AND p.closing AND p.created_at < clock_timestamp() - make_interval(secs => %(give_up)s)
+    AND p.alert_id NOT IN (SELECT alert_id FROM routed)
+    AND p.thread NOT IN (SELECT thread FROM pending WHERE NOT closing);
 
 -- name: end_unrouted: alerts that no channel wants
 UPDATE alert a SET ended = 'unrouted', ended_at = clock_timestamp()

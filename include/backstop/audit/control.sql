@@ -14,12 +14,15 @@ WHERE r.finished_at >= %(day_from)s AND r.finished_at < %(day_to)s AND r.state =
 SELECT c.case_id::text, c.topic, NULL::text, c.consumer_group
 FROM case_file c
 WHERE (c.state = 'open' OR c.opened_at >= %(day_from)s AND c.opened_at < %(day_to)s)
-    AND NOT EXISTS (SELECT 1 FROM alert a WHERE a.case_id = c.case_id);
+    AND NOT EXISTS (SELECT 1 FROM alert a WHERE a.case_id = c.case_id AND a.ended IS DISTINCT FROM 'given_up');
 
 -- name: alert_was_told: no alert that somebody wants waits for long
+-- One that was given up before anybody was told is not told.
 SELECT a.alert_id::text, NULL::text, NULL::text, NULL::text
 FROM alert a
-WHERE a.delivered_at IS NULL AND a.ended_at IS NULL AND a.severity <> 'info' AND a.created_at < %(patient_since)s;
+WHERE a.delivered_at IS NULL AND a.severity <> 'info' AND (
+    a.ended IS NULL AND a.created_at < %(patient_since)s
+    OR a.ended = 'given_up' AND a.ended_at >= %(day_from)s AND a.ended_at < %(day_to)s);
 
 -- name: letters_acknowledged: every page of dead letters that was stored was acknowledged to its broker
 SELECT b.batch_id::text, NULL::text, NULL::text, NULL::text

@@ -63,7 +63,7 @@ class AlertsSettings(_Frozen):
     )
     give_up_after: Duration = Field(
         default=timedelta(hours=24),
-        description="a channel is no longer tried with an older alert; a critical one that nobody was told of is never too old",
+        description="a channel is no longer tried with an older alert that another one took; what nobody took is never too old",
     )
     timeout: Duration = Field(
         default=timedelta(seconds=10), description="of connecting and of each answer; one message may take three times as long"

@@ -39,4 +39,4 @@ JOIN dead_letter AS d ON d.state = 'replaying' AND d.decided_by = 'triage'
 SELECT c.case_id::text AS case_id, c.topic
 FROM {batch} AS run
 JOIN case_file AS c ON c.kind = 'dead_letters' AND (c.closed_at IS NULL OR c.closed_at >= run.started_at)
-WHERE NOT EXISTS (SELECT 1 FROM alert AS a WHERE a.case_id = c.case_id);
+WHERE NOT EXISTS (SELECT 1 FROM alert AS a WHERE a.case_id = c.case_id AND a.ended IS DISTINCT FROM 'given_up');
