@@ -14,7 +14,8 @@ import psycopg2
 import pytest
 import redis
 
-from backstop.brokers.redis_streams import Keys
+from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.dead_letters.count_due import count_due
 from backstop.dead_letters.drain import Bounds, drain_all
 from backstop.errors import BrokerUnavailable, RunLost
 from backstop.quality.audit import _breaches, session_options
@@ -313,6 +314,51 @@ def test_a_letter_that_the_database_cannot_hold_stays_and_is_named_and_the_other
     assert client.xlen(DEAD) == 1
     assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", (DEAD,)) == [(0,)]
     assert drain(world)["stored"] == 1
+
+
+class Trap(RedisStreams):
+    """A broker whose reader fails on the letters of one group, in a way that nobody foresaw."""
+
+    def open_dead_letters(self, queue: str) -> Any:
+        reader = super().open_dead_letters(queue)
+        return TrappedReader(reader) if queue == DEAD else reader
+
+
+class TrappedReader:
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self.acknowledge, self.close = reader.acknowledge, reader.close
+
+    def read(self, limit: int) -> list[Any]:
+        letters: list[Any] = self._reader.read(min(limit, 2))
+        if any(letter.message_id == "m-3" for letter in letters):
+            raise ValueError("the letter's secret")
+        return letters
+
+
+def test_a_letter_that_no_reader_can_read_stops_its_queue_alone_and_is_named_by_the_kind_of_the_failure(
+    world: World, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, 5)
+    client.sadd(Keys().group("shipping"), "orders")
+    fill(client, 2, start=7, key=Keys().dead("orders", "shipping"))
+    with Trap(world.connections.url("backstop_broker")) as broker, pytest.raises(
+        BrokerUnavailable, match=r"billing: Its letters cannot be read: ValueError in test_drain.py, line \d+\."
+    ) as failed:
+        drain(world, brokers={"embedded": broker})
+    assert "secret" not in str(failed.value)
+    assert sorted(name for (name,) in stored(world)) == ["m-0", "m-1", "m-7", "m-8"]
+    assert client.xlen(DEAD) == 3 and client.xlen(Keys().dead("orders", "shipping")) == 0
+    assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", (DEAD,)) == [(0,)]
+
+    monkeypatch.setattr("backstop.dead_letters.count_due.open_broker", lambda *_: Trap(world.connections.url("backstop_broker")))
+    client.xadd(Keys().dead("orders", "shipping"), entry(9))
+    client.delete(DEAD)
+    client.xadd(DEAD, entry(3))
+    with triage(world) as run:
+        due = count_due(world.settings, world.connections, world.conn, run)
+    assert due.queues == (Keys().dead("orders", "shipping"),)
+    assert len(due.silent) == 1 and due.silent[0].startswith(f"broker embedded, {DEAD}: Its letters cannot be read: ValueError")
 
 
 def test_a_queue_whose_name_is_too_long_to_be_kept_is_named_and_the_others_go_on(world: World, client: Any) -> None:

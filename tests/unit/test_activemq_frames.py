@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backstop.brokers.activemq.decode import headers_of, message_of
+from backstop.brokers.activemq.decode import headers_of, letter_of, message_of, stored_at
 from backstop.brokers.activemq.frames import Frame, Malformed, Reader, encode
 from backstop.brokers.activemq.names import Names
 from backstop.records import ID_HEADER, Message
@@ -54,6 +54,23 @@ def test_a_message_survives_its_frame_however_it_arrives(
             found.append(frame)
     [frame] = found
     assert message_of(frame, "orders") == Message("orders", message_id, content, {**headers, ID_HEADER: message_id}, tag, key)
+
+
+@pytest.mark.parametrize(("written", "deliveries"), [
+    ({"backstop-deliveries": "16"}, 16), ({"dlqDeliveryFailureCause": "of Delivery[7] exceeds"}, 7), ({}, None),
+    ({"backstop-deliveries": "9" * 5000}, None), ({"dlqDeliveryFailureCause": f"Delivery[{'9' * 5000}]"}, None),
+    ({"backstop-deliveries": "4294967296"}, None), ({"backstop-deliveries": "-1"}, None), ({"backstop-deliveries": "²"}, None),
+])  # fmt: skip
+def test_a_foreign_count_of_deliveries_that_is_no_number_of_ours_makes_no_letter_unreadable(
+    written: dict[str, str], deliveries: int | None
+) -> None:
+    letter = letter_of(Frame("MESSAGE", {"message-id": "1", **written}, b""), Names(), "ActiveMQ.DLQ")
+    assert letter.deliveries == deliveries
+
+
+@pytest.mark.parametrize("written", ["9" * 5000, "9" * 15, "soon", ""])
+def test_a_foreign_time_that_is_none_is_none(written: str) -> None:
+    assert stored_at(Frame("MESSAGE", {"timestamp": written}, b"")) is None
 
 
 def test_frames_that_come_together_are_told_apart_and_the_first_of_two_equal_headers_counts() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from backstop.brokers.open import open_broker
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.dead_letters.ask_reader import Unreadable, ask_reader
 from backstop.dead_letters.classify import rules_of
 from backstop.dead_letters.drain import groups_of
 from backstop.errors import BrokerUnavailable, Unavailable
@@ -20,7 +21,7 @@ _SQL = load("backstop.dead_letters", "count_due.sql")
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """`queues`: dead-letter queues with at least one letter; `silent`: brokers that did not answer, with the reason."""
+    """`queues`: dead-letter queues with at least one letter; `silent`: brokers and queues that did not answer, and why."""
 
     queues: tuple[str, ...]
     to_classify: int
@@ -44,14 +45,19 @@ class Due:
 
 def count_due(settings: Settings, connections: Connections, control: Any, run: Run) -> Due:
     """Looks at the first letter of each queue, takes none, and counts what is stored."""
-    queues, silent = [], []
+    queues: list[str] = []
+    silent: list[str] = []
     for name in settings.brokers:
         groups = groups_of(settings, name, topics_of(run.scope))
         if not groups:
             continue
         try:
             with open_broker(settings, connections, name) as broker:
-                queues += [queue for queue in broker.dead_letter_queues(groups) if _has_letters(broker, queue)]
+                for queue in ask_reader(broker.dead_letter_queues, groups):
+                    try:
+                        queues += [queue] if ask_reader(_has_letters, broker, queue) else []
+                    except Unreadable as error:
+                        silent.append(f"broker {name}, {queue}: {error.what}")
         except Unavailable as error:
             silent.append(f"broker {name}: {error.what}")
     return Due(tuple(queues), *count_stored(settings, control, run), tuple(silent))

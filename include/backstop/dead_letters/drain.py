@@ -22,6 +22,7 @@ from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import Broker, DeadLetter, DeadLetterReader
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.dead_letters.ask_reader import ask_reader
 from backstop.dead_letters.storable import QUEUE_BYTES
 from backstop.dead_letters.store_page import Page, Place, store_page
 from backstop.errors import BrokerUnavailable, Unavailable
@@ -85,9 +86,9 @@ def drain_all(
                     opened: Broker = open_broker(settings, connections, name)
                     broker = stack.enter_context(opened)
                 if run.dry_run:
-                    drained.counts.add("read", sum(1 for group in groups for _ in broker.dead_letters(group)))
+                    drained.counts.add("read", ask_reader(_count, broker, groups))
                     continue
-                queues = broker.dead_letter_queues(groups)
+                queues = ask_reader(broker.dead_letter_queues, groups)
             except Unavailable as error:
                 drained.missed[f"broker {name}"] = error.what
                 continue
@@ -119,6 +120,10 @@ def groups_of(settings: Settings, broker: str, topics: Sequence[str] | None) -> 
     return list(groups)
 
 
+def _count(broker: Broker, groups: Sequence[str]) -> int:
+    return sum(1 for group in groups for _ in broker.dead_letters(group))
+
+
 def _drain_queue(
     control: Any, run: Run, broker: Broker, name: str, queue: str, settings: Settings, bounds: Bounds, drained: Drained
 ) -> None:
@@ -129,7 +134,7 @@ def _drain_queue(
     missed = len(drained.missed)
     read, first_batch, at_the_end = 0, None, False
     with ThreadPoolExecutor(1, thread_name_prefix="dead letters") as thread:
-        reading = _Reading(thread, thread.submit(broker.open_dead_letters, place.queue).result())
+        reading = _Reading(thread, thread.submit(ask_reader, broker.open_dead_letters, place.queue).result())
         try:
             ahead = reading.read(bounds.page)
             while read < bounds.letters and time.monotonic() < until:
@@ -154,7 +159,7 @@ def _drain_queue(
         finally:
             if reading.letters:
                 drained.counts.add("acknowledged", reading.letters)
-            thread.submit(reading.reader.close).result()
+            thread.submit(ask_reader, reading.reader.close).result()
     if not at_the_end:
         drained.counts.add("queues_cut_short")
 
@@ -170,10 +175,10 @@ class _Reading:
     under_way: list[tuple[Page, Future[None]]] = field(default_factory=list)
 
     def read(self, limit: int) -> Future[list[DeadLetter]]:
-        return self.thread.submit(self.reader.read, limit)
+        return self.thread.submit(ask_reader, self.reader.read, limit)
 
     def acknowledge(self, page: Page) -> None:
-        self.under_way.append((page, self.thread.submit(self.reader.acknowledge, page.taken)))
+        self.under_way.append((page, self.thread.submit(ask_reader, self.reader.acknowledge, page.taken)))
 
     def forgotten(self) -> list[int]:
         """The pages that the broker has forgotten since this was asked last."""

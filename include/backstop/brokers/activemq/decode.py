@@ -86,7 +86,8 @@ def message_of(frame: Frame, topic: str) -> Message:
 def stored_at(frame: Frame) -> datetime | None:
     """The time on the message, the broker's where it stamps them (docs/brokers/activemq.md)."""
     written = frame.headers.get("timestamp", "")
-    return _START + timedelta(milliseconds=int(written)) if written.isdecimal() else None
+    milliseconds = _number(written, 14)  # the year 5138: clients may write any text there
+    return None if milliseconds is None else _START + timedelta(milliseconds=milliseconds)
 
 
 def came_from(frame: Frame, names: Names, queue: str) -> tuple[str | None, str | None]:
@@ -113,10 +114,15 @@ def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
         queue=queue, broker_id=frame.headers.get("message-id", ""), group=group, topic=topic, message_id=message_id,
         content=frame.body, headers=json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode(),
         properties=brokers_headers(frame), cause=cause, error=_text(frame.headers.get(ERROR)) or "",
-        deliveries=int(counted) if counted.isdecimal() else None,
+        deliveries=_number(counted, 9),
         tag=_text(frame.headers.get(TAG)), partition_key=_text(frame.headers.get(KEY)),
         invalid=None if message_id and topic else "it carries no message id" if topic else "it names no topic of ours",
     )  # fmt: skip
+
+
+def _number(text: str, digits: int) -> int | None:
+    """The number of at most so many digits; null for anything else that a foreign client may have written."""
+    return int(text) if text.isdecimal() and len(text) <= digits else None
 
 
 def _json_object(text: str | None) -> dict[str, str]:

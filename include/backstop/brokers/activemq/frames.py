@@ -69,8 +69,8 @@ class Reader:
             if stop < 0:
                 return None
         else:
-            if not length.isdecimal():
-                raise Malformed(f"content-length {length!r}")
+            if not length.isdecimal() or len(length) > 18:
+                raise Malformed(f"content-length {length[:40]!r}")
             stop = body_at + int(length)
             if len(held) <= stop:
                 return None

@@ -1,0 +1,35 @@
+"""Asks a reader of dead letters, so that whatever one queue's letters do to it stops that queue alone."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from backstop.errors import BrokerUnavailable, Unavailable
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Unreadable(BrokerUnavailable):
+    """The broker answered, and what it answered could not be read: of this queue alone."""
+
+
+def ask_reader(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """What the call answers. Raises Unavailable; of a failure that nobody foresaw Unreadable.
+
+    That says the kind and the place, never the text of the failure, which may quote a letter.
+    """
+    try:
+        return call(*args, **kwargs)
+    except Unavailable:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise Unreadable(
+            f"Its letters cannot be read: {type(error).__name__} in {Path(at.filename).name}, line {at.lineno}.",
+            kept="They stay with their broker.",
+            next_step="Look at the queue's first letters with the broker's own tools, and report what they are.",
+        ) from error
