@@ -1,7 +1,8 @@
 """Answers what Airflow asks people, through its own API, as somebody who looks every second: `ann`, who may decide.
 
-An answer is lost on its way into Airflow when it comes before the task that asks has come to rest, about a second after its
-question: so she waits for that, and two seconds more. What was lost all the same, or not applied, is asked again.
+An answer is lost on its way into Airflow when it comes before the scheduler has heard that the process that asked is gone: a
+second on an idle machine, several on a busy one. So she waits until the task has come to rest, and takes her time to read.
+What was lost all the same, or not applied, is asked again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from backstop.local.stage import Stage
 
 PERSON = "ann"
 LOOK_SECONDS = 1.0
-READS_FOR = 2.0
+READS_FOR = 10.0
 AT_REST = "awaiting_input"
 TAKEN = 409
 """Airflow's status for a question that was answered before."""
