@@ -11,9 +11,10 @@ from backstop.cases.decide import Decided, decide
 from backstop.cases.look import show
 from backstop.cases.note import add_note, notes_of
 from backstop.cli.app import run_app
+from backstop.config.connections import Connections
 from backstop.dead_letters import answer as subject
 from backstop.dead_letters.apply import decide_and_apply
-from backstop.errors import DecisionRefused, StoreUnavailable
+from backstop.errors import DecisionRefused, StoreUnavailable, Unavailable
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
@@ -99,6 +100,63 @@ def test_what_a_person_left_is_not_touched_by_a_machine_and_comes_up_when_the_ca
     assert case_state(world, case_id) == "open"
     assert answered(world, case_id, "discard", who="bob").counts["discarded"] == 1, "what was left stays left"
     assert (letters(world)["m"]["state"], letters(world)["n"]["state"]) == ("open", "discarded")
+
+
+def test_what_a_person_left_stays_left_whatever_a_look_finds_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease, a parked key, a store that is away: none of them is a person's answer."""
+    number = dead(world, "m", "poison")
+    nameless = letter(world, None, "poison")
+    case_id = asked(world)
+    answered(world, case_id, "leave")
+    for changed in ("updated_at = now()", "state = 'PARKED', updated_at = now() - interval '1 hour'", "state = 'FAILED'"):
+        world.run("consumer_billing", f"UPDATE consumer_log SET {changed}")
+        look_now(world)
+        triage(world)
+        assert {states(world)[one] for one in (number, nameless)} == {"open"}
+        assert case_state(world, case_id) == "decided", changed
+    with monkeypatch.context() as away:
+        away.setenv("AIRFLOW_CONN_BACKSTOP_PRODUCER_A", "postgresql://nobody@127.0.0.1:1/gone")
+        connections, world.connections = world.connections, Connections()
+        look_now(world)
+        with pytest.raises(Unavailable):
+            triage(world)
+        world.connections = connections
+    look_now(world)
+    assert triage(world) == {"waits": 2}
+    assert case_state(world, case_id) == "decided"
+    assert {name: one["decided_by"] for name, one in letters(world).items()} == {"m": "ann", None: "ann"}
+    assert answered(world, case_id, "replay", who="bob", letters=[number]).counts["replaying"] == 1
+    world.control("UPDATE resend_request SET state = 'superseded'")
+    assert triage(world)["escalated"] == 1, "whoever takes it up ends that it was left"
+
+
+def test_what_the_broker_refused_for_good_is_not_replayed_by_a_machine_whatever_a_look_finds_meanwhile(world: World) -> None:
+    dead(world, "m")
+    assert triage(world)["replaying"] == 1
+    world.control("UPDATE resend_request SET state = 'refused', error = 'refused for good: too large'")
+    world.run("producer_a", "UPDATE message_stub SET send_count = 2, refusals = 1")
+    world.run("consumer_billing", "UPDATE consumer_log SET updated_at = now()")
+    assert triage(world) == {"open_again": 1, "waits": 1}
+    world.run("consumer_billing", "UPDATE consumer_log SET updated_at = now() - interval '1 hour'")
+    look_now(world)
+    assert triage(world)["escalated"] == 1
+    assert letters(world)["m"]["reason"] == "refused_for_good"
+    ((case_id,),) = world.control("SELECT case_id FROM case_file")
+    assert answered(world, case_id, "replay").counts["replaying"] == 1
+    assert letters(world)["m"]["barred"] is None, "a person took it up"
+
+
+def test_a_delivery_whose_log_met_another_content_is_never_taken_for_done(world: World) -> None:
+    number = dead(world, "m", "already_confirmed")
+    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now(), conflicts = 1")
+    case_id = asked(world)
+    with pytest.raises(DecisionRefused, match="with another content"):
+        answered(world, case_id, "replay")
+    assert states(world)[number] == "open"
+    assert answered(world, case_id, "discard").counts["discarded"] == 1
+    assert world.control("SELECT count(*) FROM delivery_decision") == [(0,)]
 
 
 def test_the_state_is_read_again_and_what_does_not_fit_any_more_is_left_out(world: World) -> None:

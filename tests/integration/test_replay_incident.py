@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from backstop.cases.decide import decide
 from backstop.cli.app import run_app
 from backstop.dead_letters.replay_incident import Mode, Plan, Wanted, run_incident
 from backstop.errors import DecisionRefused
 from backstop.records import Counts
 from control_world import World, servers, world  # noqa: F401
-from triage_world import cases, dead, letters, requests, resend, set_policy, triage
+from triage_world import cases, classify, dead, letters, requests, resend, set_policy, triage
 
 
 def replayed(
@@ -125,6 +126,37 @@ def test_a_letter_that_was_decided_after_the_plan_is_left_alone(world: World) ->
     )
     _, counts = replayed(world, plan=plan.incident_id)
     assert (counts, requests(world)) == ({"moved_on": 1}, [])
+
+
+def test_a_letter_that_is_decided_otherwise_or_classified_anew_after_the_plan_is_left_alone(world: World) -> None:
+    left, anew = dead(world, "m", "poison"), dead(world, "n", "poison", fingerprint="1:other")
+    dead(world, "o", "poison", fingerprint="1:third")
+    triage(world)
+    plan, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
+    ((case_id,),) = world.control("SELECT case_id FROM dead_letter WHERE dead_letter_id = %s", (left,))
+    decide(world.conn, world.settings, world.connections, case_id, "leave", "bob", "the shop knows", {})
+    classify(world, anew, "conflict")
+    _, counts = replayed(world, plan=plan.incident_id)
+    assert (counts["moved_on"], counts["replaying"], [row[0] for row in requests(world)]) == (2, 1, ["o"])
+    assert (letters(world)["m"]["reason"], letters(world)["n"]["state"]) == ("left", "open")
+    again, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
+    assert again.left_out["a person left it on purpose: answer its case"] == 1
+
+
+def test_a_conflict_that_the_log_shows_is_not_called_done(world: World) -> None:
+    dead(world, "m", "already_confirmed")
+    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now(), conflicts = 1")
+    plan, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
+    assert plan.total == 0 and "with another content" in next(iter(plan.left_out))
+
+
+def test_verdicts_of_runs_before_the_window_are_not_looked_through(world: World) -> None:
+    lost(world, "a")
+    start = datetime.now(UTC) - timedelta(hours=1)
+    assert replayed(world, "dry_run", verdicts=("UNSENT",), start=start)[0].total == 1
+    world.control("UPDATE run SET as_of = as_of - interval '2 hours', started_at = started_at - interval '2 hours'"
+                  " WHERE duty = 'reconcile'")  # fmt: skip
+    assert replayed(world, "dry_run", verdicts=("UNSENT",), start=start)[0].total == 0
 
 
 def test_a_group_without_duplicates_and_a_used_budget_are_left_to_their_cases(world: World) -> None:

@@ -22,6 +22,7 @@ from backstop.dead_letters.decide import (
     Wait,
     decide,
     look_again,
+    proof_of,
 )
 from backstop.dead_letters.settle_replays import end_of
 from backstop.records import Category, LogRow, Stub
@@ -80,6 +81,15 @@ TABLE: list[tuple[str, dict[str, Any], Decision]] = [
     ("no log, where logs of its age were purged", {"log": None, "log_floor": NOW - timedelta(hours=1)}, Escalate("log_purged")),
     ("no log, where logs of its age are kept", {"log": None}, Replay("transient")),
     ("a delivery that a person left", {"left": 7, "category": "poison"}, Wait(NOW + timedelta(hours=1), "left")),
+    ("a letter that a person left, whatever else it is", {"left": 7, "nameless": "no_id", "stub": None, "unread": "x"},
+     Wait(NOW + timedelta(hours=1), "left")),
+    ("a conflict that a person left", {**CONSUMED, "category": "conflict", "left": 7}, Wait(NOW + timedelta(hours=1), "left")),
+    ("what a person left, and was done since", {**CONSUMED, "left": 7}, Discard(proof_of(log("CONSUMED")))),
+    ("CONSUMED, and another content came under its id", {"log": log("CONSUMED", conflicts=1), "category": "already_confirmed"},
+     Escalate("conflict")),
+    ("CONSUMED, and its text says that this one came twice",
+     {"log": log("CONSUMED", conflicts=1), "category": "duplicate_suppressed"}, Discard(proof_of(log("CONSUMED")))),
+    ("not done, and another content came under its id", {"log": log(conflicts=1)}, Escalate("conflict")),
     *[(f"{category} is a person's", {"category": category}, Escalate(category))
       for category in ("poison", "conflict", "unknown")],
     ("expired is a person's by default", {"category": "expired"}, Escalate("expired")),
@@ -94,7 +104,7 @@ TABLE: list[tuple[str, dict[str, Any], Decision]] = [
     ("a topic that is only observed", {"observed": True}, Escalate("observe")),
     ("a group that takes no duplicates", {"duplicates": "no"}, Escalate("no_duplicates")),
     ("no way around another group", {"route": None}, Escalate("no_route")),
-    *[(f"the end of its request: {why}", {"reason": why}, Escalate(why)) for why in sorted(STICKY)],
+    *[(f"the end of its request: {why}", {"barred": why}, Escalate(why)) for why in sorted(STICKY)],
     ("a send that is under way", {"stub": stub(attempt_token="t", attempt_deadline=NOW + AGO)},
      Wait(NOW + AGO, "a send of it is under way")),
     ("a request that cannot be joined", {"asked": "another send of it was asked for"},
@@ -114,9 +124,9 @@ def test_each_row_of_the_table_of_decisions(changed: dict[str, Any], decision: D
 def test_the_first_row_that_fits_decides() -> None:
     """Every row's change on top of those of all rows after it still decides as that row says, where the table has an order."""
     order = [
-        (DISCARDED, Discard), ({**CONSUMED, "category": "poison"}, Discard), ({"unread": "x"}, Wait), (ALIVE, Wait),
-        ({"category": None}, Wait),
-        ({"nameless": "invalid"}, Escalate), ({"stub": None}, Escalate), ({"left": 7}, Wait),
+        (DISCARDED, Discard), ({**CONSUMED, "category": "poison"}, Discard), ({"left": 7}, Wait), ({"unread": "x"}, Wait),
+        (ALIVE, Wait), ({"category": None}, Wait),
+        ({"nameless": "invalid"}, Escalate), ({"stub": None}, Escalate),
         ({"category": "poison"}, Escalate),
         ({"replays": 9}, Escalate), ({"observed": True}, Escalate), ({"route": None}, Escalate), ({"asked": "x"}, Wait),
     ]  # fmt: skip

@@ -51,7 +51,10 @@ WHERE d.state = 'discarded' AND d.closed_at >= %(day_from)s AND d.closed_at < %(
 -- name: causes_count_letters: a cause counts the letters that are stored of it
 SELECT c.cause_id::text, NULL::text, NULL::text, NULL::text
 FROM cause c
-WHERE c.dead_letters <> (SELECT count(*) FROM dead_letter d WHERE d.cause_id = c.cause_id);
+LEFT JOIN (
+    SELECT d.cause_id, count(*) AS letters FROM dead_letter d WHERE d.cause_id IS NOT NULL GROUP BY d.cause_id
+) n USING (cause_id)
+WHERE c.dead_letters <> coalesce(n.letters, 0);
 
 -- name: discard_is_honoured: nothing was sent to a group after a person discarded its delivery
 SELECT r.topic || '/' || r.message_id || '/' || r.send_number, r.topic, r.message_id, d.consumer_group

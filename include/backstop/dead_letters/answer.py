@@ -22,14 +22,14 @@ from backstop.cases.intend import Decided, Intent, record, refused, require_mine
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters.apply import granted_requests, is_granted, leave_cases, lock, policy_of
-from backstop.dead_letters.decide import LEFT, Facts, budget_used, is_done, proof_of
+from backstop.dead_letters.decide import LEFT, Facts, budget_used, is_conflict, is_done, proof_of
 from backstop.dead_letters.edit import replace_content
 from backstop.dead_letters.evidence import Letter, Look, look_at, read_letters
 from backstop.dead_letters.fits_answer import why_not
 from backstop.dead_letters.tell_case import refresh_case
 from backstop.errors import DecisionRefused, StoreUnavailable
 from backstop.named_sql import load
-from backstop.records import Category, Counts, Key
+from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask, ramped_topics
 from backstop.verdicts.sources import Sources
 
@@ -110,7 +110,7 @@ def _choose(
                 f"See them: backstop dead-letters list --case {case.case_id}",
             )
     else:
-        chosen = [one for one in every if one.reason != LEFT] or every
+        chosen = [one for one in every if one.left_in_case is None] or every
     if not chosen:
         raise refused(f"Case {case.case_id} has no undecided letter any more.", f"See: backstop cases show {case.case_id}")
     if action in _REPLAYS and case.topic in settings.topics and settings.topics[case.topic].mode != "repair":
@@ -152,7 +152,7 @@ def _plan(conn: Any, settings: Settings, sources: Sources, intent: Intent, lette
                 )  # fmt: skip
             if facts.discarded is not None:
                 plan.done.append((letter, facts.discarded, str(facts.discarded["decided_by"])))
-            elif facts.log is not None and is_done(facts) and letter.category != Category.CONFLICT:
+            elif facts.log is not None and is_done(facts) and not is_conflict(facts):
                 plan.done.append((letter, proof_of(facts.log), "triage"))
             elif reason := why_not(intent["action"], facts, policy):
                 plan.left_out.append(f"{letter.message_id or f'letter {letter.dead_letter_id}'}: {reason}")
@@ -192,7 +192,7 @@ def _leave(conn: Any, intent: Intent, letters: Sequence[Letter], rest: bool) -> 
         held = lock(cur, letters)
         _write(cur, [
             {"dead_letter_id": one.dead_letter_id, "state": "open", "decision": "wait", "reason": LEFT,
-             "decided_by": intent["who"], "case_id": intent["case_id"]}
+             "decided_by": intent["who"], "case_id": intent["case_id"], "answered": True, "left_in_case": intent["case_id"]}
             for one in letters if one.dead_letter_id in held
         ])  # fmt: skip
         counts = Counts(left=len(held))
@@ -235,6 +235,7 @@ def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: 
                 rows.append({
                     "dead_letter_id": letter.dead_letter_id, "state": "replaying", "decision": "replay", "decided_by": who,
                     "reason": intent["action"], "case_id": case_id, "shard": facts.stub.shard, "send_number": number,
+                    "answered": True,
                 })  # fmt: skip
                 counts.add("replaying")
         rows += [_discarded(letter, proof, by, case_id) for letter, proof, by in plan.done if letter.dead_letter_id in held]
@@ -255,6 +256,7 @@ def _discarded(letter: Letter, proof: Mapping[str, Any], by: str, case_id: int) 
     return {
         "dead_letter_id": letter.dead_letter_id, "state": "discarded", "decision": "discard", "decided_by": by,
         "reason": "consumed" if "log" in proof else "a person decided so", "case_id": case_id, "proof": dict(proof),
+        "answered": True,
     }  # fmt: skip
 
 

@@ -171,7 +171,8 @@ def _apply(cur: Any, settings: Settings, run: Run, look: Look, decided: Sequence
             case Wait(until, reason):
                 # One that came after its delivery was left belongs to the same case.
                 left = look.facts[letter.dead_letter_id].left if reason == LEFT else None
-                row |= {"decision": "wait", "reason": reason, "look_at": until, "case_id": letter.case_id or left}
+                row |= {"decision": "wait", "reason": reason, "look_at": until, "case_id": letter.case_id or left,
+                        "left_in_case": left}  # fmt: skip
                 counts.add("waits")
         if letter.case_id is not None and (row["case_id"] != letter.case_id or row["state"] != "open"):
             moved.append(letter)
@@ -185,8 +186,20 @@ def _apply(cur: Any, settings: Settings, run: Run, look: Look, decided: Sequence
 
 def lock(cur: Any, letters: Sequence[Letter]) -> set[int]:
     """Numbers of those that are open and as they were seen; they stay so until the caller's transaction ends."""
-    seen = [{"dead_letter_id": one.dead_letter_id, "decided_at": one.decided_at} for one in letters]
-    cur.execute(_SQL["lock"], {"seen": json.dumps(seen, default=str)})
+    return lock_seen(cur, [seen_of(one) for one in letters])
+
+
+def seen_of(letter: Letter) -> dict[str, Any]:
+    """What tells whether it was decided, or classified anew, since it was read; as JSON can hold it."""
+    return {
+        "dead_letter_id": letter.dead_letter_id, "decided_at": letter.decided_at and letter.decided_at.isoformat(),
+        "classified_at": letter.classified_at and letter.classified_at.isoformat(),
+    }  # fmt: skip
+
+
+def lock_seen(cur: Any, seen: Sequence[Mapping[str, Any]]) -> set[int]:
+    """As lock(), of letters that were read in another transaction, perhaps long ago."""
+    cur.execute(_SQL["lock"], {"seen": json.dumps(list(seen))})
     return {row[0] for row in cur.fetchall()}
 
 

@@ -17,7 +17,7 @@ from backstop.records import Category, LogRow, LogState, Stub, StubStatus
 LEFT = "left"
 """The reason of a letter that a person left on purpose: no machine touches it before a person does."""
 STICKY = frozenset({"given_up", "refused_for_good", "no_route"})
-"""Reasons that the end of a request gave a letter (settle_replays): asking again as a machine cannot help."""
+"""Ends of a request that bar every machine from asking again (settle_replays), until a person takes the letter up."""
 PERSONS = frozenset({Category.POISON, Category.CONFLICT, Category.UNKNOWN})
 """Categories of which no machine replays anything."""
 _NO_LEASE = frozenset({LogState.CONSUMED, LogState.FAILED, LogState.EXPIRED, LogState.PARKED})
@@ -30,8 +30,8 @@ class Facts:
     as_of: datetime
     category: str | None
     """Null: not classified yet."""
-    reason: str | None = None
-    """What the last decision, or the end of its request, said."""
+    barred: str | None = None
+    """Which end of an earlier request bars every machine from asking again: one of STICKY."""
     nameless: str | None = None
     """Why it names no delivery that could be replayed: no_id, no_topic, unknown_topic, unknown_group, not_owed, invalid."""
     discarded: Mapping[str, Any] | None = None
@@ -44,7 +44,7 @@ class Facts:
     """Every shard that has the message."""
     log_floor: datetime | None = None
     left: int | None = None
-    """The case in which a person left a letter of this delivery on purpose."""
+    """The case in which a person left this letter, or another of its delivery, on purpose."""
     replays: int = 0
     """Letters of this delivery that were replayed before, each counted once a send number."""
     observed: bool = False
@@ -133,9 +133,11 @@ def decide(facts: Facts, policy: Policy) -> Decision:
     if facts.discarded is not None:
         return Discard(facts.discarded, str(facts.discarded.get("decided_by", "triage")))
     log, done = facts.log, is_done(facts)
-    # A conflict's content is not the one that was consumed: only its class tells, so an unclassified letter waits for it.
-    if log is not None and done and facts.category not in (None, Category.CONFLICT):
+    # A conflict's content is not the one that was consumed; an unclassified letter may be one.
+    if log is not None and done and facts.category is not None and not is_conflict(facts):
         return Discard(proof_of(log))
+    if facts.left is not None:
+        return Wait(facts.as_of + _aged(policy), LEFT)
     if facts.unread is not None:
         return Wait(soon, f"unread: {facts.unread}")
     if log is not None and (until := busy_until(log, facts.as_of, policy)) is not None:
@@ -148,8 +150,6 @@ def decide(facts: Facts, policy: Policy) -> Decision:
         return Escalate(facts.nameless)
     if (cannot := cannot_send(facts, policy)) is not None:
         return Escalate(cannot)
-    if facts.left is not None:
-        return Wait(facts.as_of + _aged(policy), LEFT)
     return _decide_sendable(facts, policy, soon)
 
 
@@ -158,6 +158,8 @@ def _decide_sendable(facts: Facts, policy: Policy, soon: datetime) -> Decision:
     assert facts.stub is not None
     if facts.category in PERSONS:
         return Escalate(str(facts.category))
+    if is_conflict(facts):
+        return Escalate("conflict")
     if facts.category == Category.EXPIRED and policy.expired == "case":
         return Escalate("expired")
     if facts.category == Category.ALREADY_CONFIRMED:
@@ -173,8 +175,8 @@ def _decide_sendable(facts: Facts, policy: Policy, soon: datetime) -> Decision:
         return Escalate("no_duplicates")
     if facts.route is None:
         return Escalate("no_route")
-    if facts.reason in STICKY:
-        return Escalate(str(facts.reason))
+    if facts.barred is not None:
+        return Escalate(facts.barred)
     if facts.stub.attempt_token is not None:
         return Wait(max(facts.stub.attempt_deadline or soon, soon), "a send of it is under way")
     if facts.asked is not None:
@@ -187,6 +189,15 @@ def _decide_sendable(facts: Facts, policy: Policy, soon: datetime) -> Decision:
 def is_done(facts: Facts) -> bool:
     """Whether the group's log proves that the work of this id is done."""
     return facts.log is not None and facts.log.invalid is None and facts.log.state == LogState.CONSUMED
+
+
+def is_conflict(facts: Facts) -> bool:
+    """Whether its content may be another than the one that the group knows under this id."""
+    if facts.category == Category.CONFLICT:
+        return True
+    # The log counts them for the id: which of its letters was one, nobody can say, but for one whose own text says it.
+    counted = facts.log is not None and facts.log.invalid is None and facts.log.conflicts > 0
+    return counted and facts.category != Category.DUPLICATE_SUPPRESSED
 
 
 def cannot_send(facts: Facts, policy: Policy) -> str | None:

@@ -5,7 +5,8 @@ SELECT clock_timestamp();
 
 -- name: letter_columns: an open letter as a decision sees it, without its content
 SELECT d.dead_letter_id, d.broker, d.queue, d.consumer_group, d.topic, d.message_id, d.cause_text, d.error, d.deliveries,
-    d.died_at, d.drained_at, d.invalid, d.category, c.fingerprint, c.template, d.reason, d.decided_at, d.case_id
+    d.died_at, d.drained_at, d.invalid, d.category, c.fingerprint, c.template, d.left_in_case, d.barred,
+    d.classified_at, d.decided_at, d.case_id
 FROM dead_letter d LEFT JOIN cause c USING (cause_id);
 
 -- name: due: open letters to look at now: new, waited long enough, or of another category than when they were decided
@@ -49,21 +50,22 @@ FROM resend_request
 WHERE state IN ('open', 'claimed') AND (topic, message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
 
 -- name: open_deliveries: the open letters of these messages, of whatever group; the case in which a person left them, if any
-SELECT topic, message_id, consumer_group, CASE WHEN reason = 'left' THEN case_id END
+SELECT topic, message_id, consumer_group, left_in_case
 FROM dead_letter
 WHERE state = 'open' AND (topic, message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
 
 -- name: escalated: of these messages, those that have a letter which a person must decide
 SELECT DISTINCT topic, message_id
 FROM dead_letter
-WHERE state = 'open' AND (decision = 'escalate' OR reason = 'left')
+WHERE state = 'open' AND (decision = 'escalate' OR left_in_case IS NOT NULL)
     AND (topic, message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
 
 -- name: lock: letters that are still as they were seen; held until the transaction ends
 SELECT d.dead_letter_id
 FROM dead_letter d
-JOIN jsonb_to_recordset(%(seen)s::jsonb) AS s(dead_letter_id bigint, decided_at timestamptz) USING (dead_letter_id)
-WHERE d.state = 'open' AND d.decided_at IS NOT DISTINCT FROM s.decided_at
+JOIN jsonb_to_recordset(%(seen)s::jsonb)
+    AS s(dead_letter_id bigint, decided_at timestamptz, classified_at timestamptz) USING (dead_letter_id)
+WHERE d.state = 'open' AND d.decided_at IS NOT DISTINCT FROM s.decided_at AND d.classified_at IS NOT DISTINCT FROM s.classified_at
 ORDER BY d.dead_letter_id
 FOR UPDATE OF d;
 
@@ -74,9 +76,15 @@ WHERE r.state = 'open' AND (r.topic, r.message_id, r.send_number)
     IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(numbers)s::integer[]));
 
 -- name: apply: what was decided of letters that the transaction holds
+-- `answered`: a person took the letter up, or left it. Nothing else ends that it was left, or that machines are barred from it.
 UPDATE dead_letter d
 SET state = x.state, decision = x.decision, reason = x.reason,
-    decided_by = CASE WHEN d.reason = 'left' AND x.reason = 'left' THEN d.decided_by ELSE x.decided_by END,
+    decided_by = CASE
+        WHEN d.left_in_case IS NOT NULL AND x.state = 'open' AND x.answered IS NOT TRUE THEN d.decided_by
+        ELSE x.decided_by
+    END,
+    left_in_case = CASE WHEN x.answered THEN x.left_in_case ELSE coalesce(d.left_in_case, x.left_in_case) END,
+    barred = CASE WHEN x.answered AND x.left_in_case IS NULL THEN NULL ELSE d.barred END,
     -- A look that changes nothing is no new decision: an answer whose author saw this one still fits.
     decided_at = CASE
         WHEN (d.state, d.decision, d.reason, d.case_id) IS NOT DISTINCT FROM (x.state, x.decision, x.reason, x.case_id)
@@ -86,7 +94,7 @@ SET state = x.state, decision = x.decision, reason = x.reason,
     look_at = x.look_at, case_id = x.case_id, shard = x.shard, send_number = x.send_number, proof = x.proof,
     closed_at = CASE WHEN x.state = 'discarded' THEN clock_timestamp() END
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS x(dead_letter_id bigint, state text, decision text, reason text, decided_by text,
-    look_at timestamptz, case_id bigint, shard text, send_number integer, proof jsonb)
+    look_at timestamptz, case_id bigint, shard text, send_number integer, proof jsonb, answered boolean, left_in_case bigint)
 WHERE d.dead_letter_id = x.dead_letter_id AND d.state = 'open';
 
 -- name: leave_case: members of these deliveries in these cases of which the case has no letter any more that is not discarded
@@ -136,13 +144,13 @@ FOR UPDATE OF d SKIP LOCKED;
 -- name: settle: letters whose request has ended: replayed, or open again
 -- The decision of one that is open again is gone: it is decided anew. Its case, if it was in one, is still the case's.
 UPDATE dead_letter d
-SET state = x.state, reason = coalesce(x.reason, d.reason),
+SET state = x.state, reason = coalesce(x.reason, d.reason), barred = coalesce(x.barred, d.barred),
     closed_at = CASE WHEN x.state = 'replayed' THEN clock_timestamp() END,
     shard = CASE WHEN x.state = 'replayed' THEN d.shard END,
     send_number = CASE WHEN x.state = 'replayed' THEN d.send_number END,
     decision = CASE WHEN x.state = 'replayed' THEN d.decision END,
     look_at = x.look_at, decided_at = clock_timestamp()
-FROM jsonb_to_recordset(%(rows)s::jsonb) AS x(dead_letter_id bigint, state text, reason text, look_at timestamptz)
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS x(dead_letter_id bigint, state text, reason text, barred text, look_at timestamptz)
 WHERE d.dead_letter_id = x.dead_letter_id AND d.state = 'replaying';
 
 -- name: give_up: deliveries that no later run may act on

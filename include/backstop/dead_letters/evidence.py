@@ -40,7 +40,9 @@ class Letter:
     category: str | None
     fingerprint: str | None
     template: str | None
-    reason: str | None
+    left_in_case: int | None
+    barred: str | None
+    classified_at: datetime | None
     decided_at: datetime | None
     case_id: int | None
 
@@ -131,7 +133,7 @@ def _facts(settings: Settings, letter: Letter, look: Look, seen: _Seen) -> Facts
     if given_up is None and key is not None and stub is not None and stub.status == StubStatus.VOIDED:
         given_up = seen.withdrawn.get(key, {"decided_by": "triage", "why": "its stub is voided", "case_id": None})
     facts = Facts(
-        as_of=look.as_of, category=letter.category, reason=letter.reason, discarded=given_up,
+        as_of=look.as_of, category=letter.category, barred=letter.barred, left=letter.left_in_case, discarded=given_up,
         nameless=_nameless(settings, letter, seen.owed), unread=_unread(settings, letter, stub, seen.missed, seen.clocks),
     )  # fmt: skip
     if key is None or delivery is None:
@@ -140,8 +142,8 @@ def _facts(settings: Settings, letter: Letter, look: Look, seen: _Seen) -> Facts
     known = group in settings.groups_of(key.topic)
     return replace(
         facts, log=seen.logs.get(delivery), stub=stub, shards=tuple(seen.shards.get(key, ())),
-        log_floor=seen.floors.get(group), left=seen.left.get(delivery), replays=seen.replays.get(delivery, 0),
-        observed=known and settings.topics[key.topic].mode != "repair",
+        log_floor=seen.floors.get(group), left=letter.left_in_case or seen.left.get(delivery),
+        replays=seen.replays.get(delivery, 0), observed=known and settings.topics[key.topic].mode != "repair",
         route=route_for(settings, key.topic, frozenset({group}), look.verdicts.get(key, {})) if known else None,
         duplicates=settings.groups[group].duplicates if known else "no", asked=_asked(stub, seen.asked.get(key, ())),
     )  # fmt: skip

@@ -5,7 +5,8 @@ INSERT INTO incident (run_id, wanted, planned_by, why)
 VALUES (%(run_id)s, %(wanted)s::jsonb, %(who)s, %(why)s);
 
 -- name: plan: deliveries of a plan; one that both ways of choosing found is in it once
-INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason, letters)
+INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason, letters,
+    seen)
 VALUES %s
 ON CONFLICT (run_id, topic, message_id, consumer_group) DO NOTHING;
 
@@ -21,14 +22,18 @@ WHERE d.state = 'open' AND d.dead_letter_id > %(after)s AND d.topic = %(topic)s
 ORDER BY d.dead_letter_id
 LIMIT %(limit)s;
 
--- name: candidates: messages of which a run stored such a verdict, a page at a time; they are judged again
+-- name: candidates: messages of which a run since then stored such a verdict, a page at a time; they are judged again
+-- A message that was created since an instant has no verdict of an earlier run.
 SELECT v.message_id, array_agg(DISTINCT v.consumer_group)
 FROM verdict v
-WHERE v.topic = %(topic)s AND v.message_id > %(after)s AND v.verdict = ANY (%(verdicts)s)
+WHERE v.run_id >= %(first)s AND v.topic = %(topic)s AND v.message_id > %(after)s AND v.verdict = ANY (%(verdicts)s)
     AND (%(group)s::text IS NULL OR v.consumer_group = %(group)s::text)
 GROUP BY v.message_id
 ORDER BY v.message_id
 LIMIT %(limit)s;
+
+-- name: first_run: the first run since an instant
+SELECT min(run_id) FROM run WHERE started_at >= %(since)s;
 
 -- name: by_group: how much a plan sends to each group
 SELECT topic, consumer_group, count(*) FROM incident_delivery WHERE run_id = %(run_id)s GROUP BY 1, 2;
@@ -54,9 +59,7 @@ SELECT message_id FROM incident_delivery WHERE run_id = %(run_id)s ORDER BY plac
 UPDATE incident SET approved_by = %(who)s, approved_at = clock_timestamp() WHERE run_id = %(run_id)s AND approved_at IS NULL;
 
 -- name: next: deliveries of a plan that were not asked for yet; held until the transaction ends
-SELECT i.place, i.shard, i.topic, i.message_id, i.consumer_group, i.send_number, i.route, i.reason, i.letters,
-    i.letters = '{}' OR EXISTS (
-        SELECT 1 FROM dead_letter d WHERE d.dead_letter_id = ANY (i.letters) AND d.state = 'open') AS still
+SELECT i.place, i.shard, i.topic, i.message_id, i.consumer_group, i.send_number, i.route, i.reason, i.letters, i.seen
 FROM incident_delivery i
 WHERE i.run_id = %(run_id)s AND i.asked_at IS NULL AND i.place > %(after)s AND i.place <= coalesce(%(until)s, 2147483647)
 ORDER BY i.place
@@ -73,7 +76,6 @@ FROM incident_delivery i JOIN incident n USING (run_id)
 WHERE i.run_id = %(run_id)s AND i.place = ANY (%(places)s) AND r.state = 'open' AND r.topic = i.topic
     AND r.message_id = i.message_id AND r.send_number = i.send_number;
 
--- name: open_letters: of these letters, those that are open, held until the transaction ends
+-- name: planned_letters: letters that the transaction holds already
 WHERE d.state = 'open' AND d.dead_letter_id = ANY (%(letters)s)
-ORDER BY d.dead_letter_id
-FOR UPDATE OF d;
+ORDER BY d.dead_letter_id;

@@ -10,20 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from psycopg2.extras import execute_values
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.dead_letters.apply import policy_of
-from backstop.dead_letters.decide import Facts, budget_used, is_done
+from backstop.dead_letters.apply import policy_of, seen_of
+from backstop.dead_letters.decide import Facts, budget_used, is_conflict, is_done
 from backstop.dead_letters.evidence import Letter, look_at, read_letters
 from backstop.dead_letters.fits_answer import why_not
 from backstop.errors import DecisionRefused, StoreUnavailable
 from backstop.named_sql import load
-from backstop.records import Category, Counts, Key, Verdict
+from backstop.records import Counts, Key, Verdict
 from backstop.resend.request import route_for
 from backstop.runs.run import Run, hold
 from backstop.verdicts.blast_radius import Radius, too_wide
@@ -92,7 +92,7 @@ class _Fits:
     send_number: int
     route: str
     reason: str
-    letters: tuple[int, ...] = ()
+    letters: tuple[Letter, ...] = ()
 
 
 def plan(settings: Settings, connections: Connections, control: Any, run: Run, wanted: Wanted) -> Plan:
@@ -116,7 +116,7 @@ def plan(settings: Settings, connections: Connections, control: Any, run: Run, w
         _store(control, run, page, wanted, collected)
     if verdicts:
         with Judge(settings, connections, control) as judge:
-            for page in _by_verdict(settings, control, judge, wanted, verdicts, collected):
+            for page in _by_verdict(settings, control, judge, wanted, verdicts, collected, run.as_of):
                 _store(control, run, page, wanted, collected)
     with control, control.cursor() as cur:
         hold(cur, run)
@@ -194,7 +194,7 @@ def _by_letter(
                 before = fits[letter.delivery].letters if letter.delivery in fits else ()
                 fits[letter.delivery] = _Fits(
                     facts.stub.shard, *letter.delivery, facts.stub.send_count + 1, facts.route or "topic",
-                    f"dead letter: {letter.category or 'not classified'}", (*before, letter.dead_letter_id),
+                    f"dead letter: {letter.category or 'not classified'}", (*before, letter),
                 )  # fmt: skip
             yield list(fits.values())
 
@@ -202,8 +202,10 @@ def _by_letter(
 def _left_out(settings: Settings, letter: Letter, facts: Facts) -> str | None:
     if facts.discarded is not None:
         return "a person gave it up"
-    if is_done(facts) and letter.category != Category.CONFLICT:
+    if is_done(facts) and not is_conflict(facts):
         return "it is done: the next triage discards its letter"
+    if facts.left is not None:
+        return "a person left it on purpose: answer its case"
     policy = policy_of(settings, letter)
     if (reason := why_not("replay", facts, policy)) is not None:
         return reason
@@ -213,13 +215,18 @@ def _left_out(settings: Settings, letter: Letter, facts: Facts) -> str | None:
 
 
 def _by_verdict(
-    settings: Settings, control: Any, judge: Judge, wanted: Wanted, verdicts: Sequence[str], collected: _Collected
+    settings: Settings, control: Any, judge: Judge, wanted: Wanted, verdicts: Sequence[str], collected: _Collected,
+    as_of: datetime,
 ) -> Iterator[list[_Fits]]:
     after = ""
+    with control, control.cursor() as cur:
+        cur.execute(_SQL["first_run"], {"since": _judged_since(settings, wanted, as_of)})
+        (first,) = cur.fetchone()
     while collected.room(wanted.limit):
         with control, control.cursor() as cur:
             cur.execute(_SQL["candidates"], {
-                "topic": wanted.topic, "group": wanted.group, "verdicts": list(verdicts), "after": after, "limit": _BATCH,
+                "first": first, "topic": wanted.topic, "group": wanted.group, "verdicts": list(verdicts), "after": after,
+                "limit": _BATCH,
             })  # fmt: skip
             groups = {message_id: set(found) for message_id, found in cur.fetchall()}
         if not groups:
@@ -246,6 +253,14 @@ def _by_verdict(
         yield page
 
 
+def _judged_since(settings: Settings, wanted: Wanted, as_of: datetime) -> datetime:
+    """No run before it has a verdict of a message that may be replayed: younger than the replay horizon, and in the window."""
+    policies = [settings.policy_for(wanted.topic, group) for group in settings.groups_of(wanted.topic)]
+    oldest = as_of - max((policy.replay_horizon for policy in policies), default=timedelta(0))
+    skew = max((policy.max_clock_skew for policy in policies), default=timedelta(0))
+    return max(oldest, wanted.start or oldest) - skew
+
+
 def _in_window(created: datetime, wanted: Wanted) -> bool:
     return (wanted.start is None or created >= wanted.start) and (wanted.end is None or created < wanted.end)
 
@@ -268,12 +283,13 @@ def _store(control: Any, run: Run, page: Sequence[_Fits], wanted: Wanted, collec
         return
     rows = [
         (run.run_id, collected.total + place, one.shard, one.topic, one.message_id, one.group, one.send_number, one.route,
-         one.reason, list(one.letters))
+         one.reason, [letter.dead_letter_id for letter in one.letters], json.dumps([seen_of(letter) for letter in one.letters]))
         for place, one in enumerate(room, start=1)
     ]  # fmt: skip
     with control, control.cursor() as cur:
         hold(cur, run)
-        execute_values(cur, _SQL["plan"], rows, template="(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s::bigint[])", page_size=_BATCH)
+        places = "(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s::bigint[], %s::jsonb)"
+        execute_values(cur, _SQL["plan"], rows, template=places, page_size=_BATCH)
     collected.total += len(rows)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from backstop.cases.close import close_settled
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.dead_letters.apply import granted_requests, is_granted, leave_cases
+from backstop.dead_letters.apply import granted_requests, is_granted, leave_cases, lock_seen
 from backstop.dead_letters.evidence import read_letters
 from backstop.dead_letters.plan_incident import Plan, Wanted, plan, read_plan
 from backstop.errors import DecisionRefused, Unavailable
@@ -80,7 +80,9 @@ def _ask_for(
     cur: Any, settings: Settings, run: Run, incident_id: int, who: str, rate: float | None, rows: list[tuple[Any, ...]]
 ) -> Counts:
     places = [row[0] for row in rows]
-    wanted = [row for row in rows if row[9]]
+    # A letter that was left, decided or classified anew since the plan is not what was approved.
+    held = lock_seen(cur, [one for row in rows for one in row[9]])
+    wanted = [row for row in rows if held.issuperset(row[8])]
     asks = [
         Ask(shard, topic, message_id, number, (group,), reason, f"{who} (incident {incident_id})", route)
         for _, shard, topic, message_id, group, number, route, reason, _, _ in wanted
@@ -90,7 +92,7 @@ def _ask_for(
         counts.add("moved_on", len(rows) - len(wanted))
     granted = granted_requests(cur, asks)
     numbers = [number for row in wanted for number in row[8]]
-    letters = read_letters(cur, _SQL["open_letters"], {"letters": numbers}) if numbers else []
+    letters = read_letters(cur, _SQL["planned_letters"], {"letters": numbers}) if numbers else []
     shards = {(row[2], row[3]): row[1] for row in wanted}
     changed: list[dict[str, Any]] = []
     for letter in letters:
@@ -98,6 +100,7 @@ def _ask_for(
             changed.append({
                 "dead_letter_id": letter.dead_letter_id, "state": "replaying", "decision": "replay", "decided_by": who,
                 "reason": f"incident {incident_id}", "shard": shards[letter.key], "send_number": number, "case_id": None,
+                "answered": True,
             })  # fmt: skip
             counts.add("replaying")
     cur.execute(_APPLY, {"rows": json.dumps(changed)})

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from backstop.dead_letters.decide import STICKY
 from backstop.named_sql import load
 from backstop.records import Counts, LetterState, RequestState
 from backstop.resend.request import FOR_GOOD
@@ -41,7 +42,8 @@ def end_of(
 ) -> dict[str, Any]:
     """What becomes of a replaying letter whose request ended so (pure). State null: the request is not there any more."""
     if state in _PUBLISHED and (groups is None or group in groups):
-        return {"dead_letter_id": dead_letter_id, "state": str(LetterState.REPLAYED), "reason": None, "look_at": None}
+        state = str(LetterState.REPLAYED)
+        return {"dead_letter_id": dead_letter_id, "state": state, "reason": None, "barred": None, "look_at": None}
     reason = "its request did not publish it"
     if given_up_by is not None:
         reason = "given_up"
@@ -49,4 +51,7 @@ def end_of(
         reason = "refused_for_good"
     elif state == RequestState.NOT_NEEDED and error == _NO_ROUTE:
         reason = _NO_ROUTE
-    return {"dead_letter_id": dead_letter_id, "state": str(LetterState.OPEN), "reason": reason, "look_at": None}
+    return {
+        "dead_letter_id": dead_letter_id, "state": str(LetterState.OPEN), "reason": reason,
+        "barred": reason if reason in STICKY else None, "look_at": None,
+    }  # fmt: skip

@@ -53,11 +53,10 @@ WHERE NOT EXISTS (
     SELECT 1 FROM staged_read AS r
     WHERE r.run_id = s.run_id AND r.stage = s.stage AND r.subject = 'letters looked at');
 
--- name: causes_count_their_letters: a cause counts as many letters as have it
+-- name: causes_count_their_letters: each cause of which letters were staged counts as many letters as have it
 SELECT c.cause_id
-FROM {batch} AS run
-JOIN cause AS c ON true
-LEFT JOIN (
-    SELECT d.cause_id, count(*) AS letters FROM dead_letter AS d WHERE d.cause_id IS NOT NULL GROUP BY d.cause_id
-) AS counted ON counted.cause_id = c.cause_id
-WHERE c.dead_letters <> coalesce(counted.letters, 0);
+FROM (
+    SELECT DISTINCT s.fingerprint FROM {batch} AS run JOIN staged_letter AS s USING (run_id, stage)
+) AS staged
+JOIN cause AS c USING (fingerprint)
+WHERE c.dead_letters <> (SELECT count(*) FROM dead_letter AS d WHERE d.cause_id = c.cause_id);

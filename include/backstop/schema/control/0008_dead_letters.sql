@@ -73,6 +73,8 @@ CREATE TABLE dead_letter (
     decided_at     timestamptz,
     decided_by     text,
     look_at        timestamptz,
+    left_in_case   bigint      REFERENCES case_file,
+    barred         text        CHECK (barred IN ('given_up', 'refused_for_good', 'no_route')),
     shard          text,
     send_number    integer     CHECK (send_number >= 1),
     proof          jsonb,
@@ -91,12 +93,16 @@ COMMENT ON COLUMN dead_letter.properties IS 'what the broker itself wrote to it'
 COMMENT ON COLUMN dead_letter.cause_text IS 'why, in the broker''s words; error: in the consumer''s';
 COMMENT ON COLUMN dead_letter.invalid IS 'why it breaks the contract of a message; with a readable id it still counts as something that is there';
 COMMENT ON COLUMN dead_letter.look_at IS 'a letter that waits is not looked at before';
+COMMENT ON COLUMN dead_letter.left_in_case IS 'a person left it on purpose, in this case; only a person who takes it up ends that';
+COMMENT ON COLUMN dead_letter.barred IS 'how its request ended so that no machine asks again; only a person who takes it up ends that';
 COMMENT ON COLUMN dead_letter.proof IS 'what showed that nothing was left to do: the log row, or the person''s decision';
 CREATE INDEX dead_letter_batch ON dead_letter (batch_id);
 CREATE INDEX dead_letter_message ON dead_letter (topic, message_id);
 CREATE INDEX dead_letter_open ON dead_letter (cause_id, topic, consumer_group) WHERE state = 'open';
 CREATE INDEX dead_letter_replaying ON dead_letter (topic, message_id, send_number) WHERE state = 'replaying';
 CREATE INDEX dead_letter_case ON dead_letter (case_id) WHERE case_id IS NOT NULL;
+CREATE INDEX dead_letter_cause ON dead_letter (cause_id) WHERE cause_id IS NOT NULL;
+CREATE INDEX dead_letter_left ON dead_letter (left_in_case) WHERE left_in_case IS NOT NULL;
 CREATE INDEX dead_letter_unclosed ON dead_letter (dead_letter_id) WHERE state = 'open';
 
 CREATE TABLE dead_letter_aside (

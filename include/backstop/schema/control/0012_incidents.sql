@@ -14,7 +14,7 @@ CREATE TABLE incident (
     CHECK ((approved_by IS NULL) = (approved_at IS NULL))
 );
 COMMENT ON COLUMN incident.whole IS 'false: the planning was cut short; nothing of it is asked for';
-COMMENT ON COLUMN incident.too_wide IS 'more than the blast radius of the policy: a second person says yes before it runs';
+COMMENT ON COLUMN incident.too_wide IS 'more than the blast radius of the policy: somebody sees the plan and says yes before all of it runs';
 COMMENT ON COLUMN incident.left_out IS 'why -> how many deliveries that were asked for are not in the plan';
 CREATE TABLE incident_delivery (
     run_id         bigint   NOT NULL REFERENCES incident ON DELETE CASCADE,
@@ -27,9 +27,11 @@ CREATE TABLE incident_delivery (
     route          text     NOT NULL CHECK (route IN ('topic', 'group')),
     reason         text     NOT NULL,
     letters        bigint[] NOT NULL DEFAULT '{}',
+    seen           jsonb    NOT NULL DEFAULT '[]',
     asked_at       timestamptz,
     PRIMARY KEY (run_id, place),
     UNIQUE (run_id, topic, message_id, consumer_group)
 );
 COMMENT ON COLUMN incident_delivery.asked_at IS 'null: planned, and not asked for yet; a canary asks for the first ones only';
 COMMENT ON COLUMN incident_delivery.letters IS 'its dead letters, which are replayed with it';
+COMMENT ON COLUMN incident_delivery.seen IS 'of each letter, when it was classified and decided: one that was decided since is not replayed';
