@@ -48,10 +48,10 @@ def message(world: System, message_id: str, status: str = "confirmed", letter: s
     if letter:
         world.rows("control", """
             INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, headers, content, content_bytes,
-                properties, error, state, closed_at, proof, decided_by)
-            SELECT max(batch_id), 'embedded', 'q', %s, 'orders', %s, %s, %s, 30, %s, %s, %s,
-                CASE WHEN %s = 'discarded' THEN now() END, '{}', 'triage' FROM drain_batch
-            """, message_id, message_id, b'{"customer": "anna"}', SECRET, Json({"k": "anna"}), f"bad: {SECRET!r}", letter, letter)
+                properties, error, cause_text, tag, invalid, state, closed_at, proof, decided_by)
+            SELECT max(batch_id), 'embedded', 'q', %s, 'orders', %s, %s, %s, 30, %s, t, t, t, t, %s,
+                CASE WHEN %s = 'discarded' THEN now() END, '{}', 'triage' FROM drain_batch, (VALUES (%s)) AS said (t) GROUP BY t
+            """, message_id, message_id, b'{"customer": "anna"}', SECRET, Json({"k": "anna"}), letter, letter, f"bad: {SECRET!r}")
         world.rows("control", "INSERT INTO dead_letter_aside SELECT max(dead_letter_id), %s FROM dead_letter", SECRET)
     return key
 
@@ -86,7 +86,9 @@ def test_of_a_message_that_is_over_only_ids_hash_and_the_asking_are_left(world: 
     assert (bytes(content), bytes(erased_hash), now) == (b"", hashlib.sha256(SECRET).digest(), status)
     ((asked_by, why, done, what),) = world.rows("control", "SELECT asked_by, why, done_at IS NOT NULL, erased FROM erasure")
     assert (asked_by, why, done, what) == ("the data officer", "asked to be forgotten", True, erased.places)
-    assert world.rows("control", "SELECT message_id, state, content_bytes FROM dead_letter") == [("m", "discarded", 30)]
+    assert world.rows("control", "SELECT message_id, state, content_bytes, invalid, cause_text, error, tag FROM dead_letter") == [
+        ("m", "discarded", 30, "erased", "", "", None),
+    ]  # fmt: skip
 
 
 def test_other_messages_keep_their_contents(world: System) -> None:

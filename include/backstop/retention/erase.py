@@ -27,7 +27,8 @@ OVER = (StubStatus.CONFIRMED, StubStatus.VOIDED, StubStatus.NO_TAKER)
 NOT_REACHED = (
     "the broker, until its retention drops the message, and its dead-letter queue",
     "what programs wrote in their own words: last_error of consumer logs, errors of attempts, requests and cases",
-    "the message's id, ordering key, tag and the fingerprint of its content",
+    "templates of causes and the evidence of cases, which are cut from the texts of many letters",
+    "the message's id and, in its stub, its ordering key, tag and the fingerprint of its content",
     "exports, backups, alerts that were sent, and the consumers' own tables",
 )
 """Said with every erasure."""

@@ -7,9 +7,11 @@ INSERT INTO erasure (topic, message_id, asked_by, why) VALUES (%(topic)s, %(mess
 SELECT count(*) FROM dead_letter d
 WHERE d.topic = %(topic)s AND d.message_id = %(message_id)s AND d.state IN ('open', 'replaying');
 
--- name: dead_letter: empties its decided letters; what the consumer said may quote the content, and goes with it
+-- name: dead_letter: empties its decided letters; what the broker, the consumer and the reader said may quote the content
+-- That it broke the contract stays.
 UPDATE dead_letter d SET
-    content = NULL, headers = '{}', properties = '{}', partition_key = NULL, error = '', aside = false,
+    content = NULL, headers = '{}', properties = '{}', partition_key = NULL, tag = NULL, aside = false,
+    cause_text = '', error = '', invalid = CASE WHEN d.invalid IS NOT NULL THEN 'erased' END,
     emptied_at = coalesce(d.emptied_at, clock_timestamp())
 WHERE d.topic = %(topic)s AND d.message_id = %(message_id)s AND d.state IN ('replayed', 'discarded');
 

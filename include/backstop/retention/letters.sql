@@ -32,12 +32,14 @@ WHERE d.state IN ('replayed', 'discarded') AND d.closed_at < %(latest)s AND d.cl
     AND NOT EXISTS (SELECT 1 FROM case_file c WHERE c.case_id = d.case_id AND c.closed_at IS NULL);
 
 -- name: contents: a step of contents of decided letters, where the policy keeps them shorter than the letter; the rest stays
+-- Who decides the rest of an open case may want to compare.
 WITH chosen AS MATERIALIZED (
     SELECT d.dead_letter_id
     FROM dead_letter d
     LEFT JOIN unnest(%(topics)s::text[], %(instants)s::timestamptz[]) AS k (topic, before) ON k.topic = d.topic
     WHERE d.state IN ('replayed', 'discarded') AND d.closed_at < %(latest)s AND d.closed_at < coalesce(k.before, %(other)s)
         AND d.emptied_at IS NULL
+        AND NOT EXISTS (SELECT 1 FROM case_file c WHERE c.case_id = d.case_id AND c.closed_at IS NULL)
     ORDER BY d.closed_at
     LIMIT %(limit)s FOR UPDATE OF d SKIP LOCKED
 ), aside AS (
