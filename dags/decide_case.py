@@ -13,8 +13,9 @@ What each task does, and what to do when it is red:
   the first second after the question may be lost on its way into Airflow: the question then comes again.
 - **apply** reads the state again and applies the answer in the name of who gave it. Skipped: it was not applied, because the
   case changed meanwhile, no reason was given, or the person may not decide; its log and XCom say which, and if the case is still
-  open it is asked about again, beginning with that reason. Red: a database or the broker was away; clear it, and the same answer
-  is applied: nobody is asked twice for it.
+  open it is asked about again, beginning with that reason. Waiting for another try: a database or the broker is away. Red: it
+  was away for more than two hours; clear this task (not `ask`), and the same answer is applied. Until then nobody is asked about
+  the case; to have it asked again instead, mark the run as a success.
 
 - **ask_for_resend** wakes the DAG `resend`, only when something is to be sent. Red: clear it; `resend` also looks by itself.
 
@@ -49,7 +50,8 @@ except ModuleNotFoundError:  # from the source tree, where Airflow puts the plug
 SOMETHING_TO_SEND = Asset("backstop_something_to_send")
 
 
-@task(retries=3, execution_timeout=timedelta(minutes=30))
+# A database may be away for hours, and the answer is here: up to five minutes apart, for some two hours.
+@task(retries=30, retry_exponential_backoff=2, max_retry_delay=timedelta(minutes=5), execution_timeout=timedelta(minutes=30))
 def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """The answer is fetched here and is no argument: arguments are shown to every reader, and it may hold content."""
     from airflow.sdk.exceptions import AirflowSkipException

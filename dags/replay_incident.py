@@ -11,7 +11,8 @@ What each task does, and what to do when it is red:
   all), and stores the plan; its log and XCom show it. Red: a database was away, or the form asks for something that cannot be;
   the log says which.
 - **approve** shows the plan under *Required Actions* and waits. Skipped: a dry run, an empty plan, or a canary within the blast
-  radius of the policy. Red: Airflow could not write the question; clear it.
+  radius of the policy that was triggered by somebody who may decide (as in `decide_case`). Red: Airflow could not write the
+  question; clear it.
 - **replay** asks for the planned deliveries: with `canary` the first few, with `full` all. Skipped: a dry run, or the answer was
   no. Red: clear it; what was asked for already is asked for once. What moved on since the plan is left out.
 - **ask_for_resend** wakes the DAG `resend`. Red: clear it; `resend` also looks by itself.
@@ -58,7 +59,7 @@ def plan(params: dict[str, Any], **context: Any) -> dict[str, Any]:
 def replay(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """In the name of who said yes, else of who planned."""
     shown, answer = context["ti"].xcom_pull(task_ids="plan"), context["ti"].xcom_pull(task_ids="approve")
-    return incident.replay(shown, params["mode"], answer, shown["by"])
+    return incident.replay(shown, params["mode"], answer, shown["by"], context["dag_run"].triggering_user_name)
 
 
 @task(outlets=[SOMETHING_TO_SEND])

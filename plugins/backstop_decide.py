@@ -24,7 +24,7 @@ DAG = "decide_case"
 log = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
-"""option, inputs (the form's fields), user_id, user_name: what `ask` hands to `apply`."""
+"""option, inputs (the form's fields), user_id, user_name: what `ask` hands to `apply`; null_bytes: fields that cannot be kept."""
 
 
 class AskPersonOperator(BaseOperator):
@@ -54,12 +54,14 @@ class AskPersonOperator(BaseOperator):
         if "error" in event:
             raise RuntimeError(f"Airflow ended the question without an answer: {event['error']}")
         user, inputs = event["responded_by_user"] or {}, event["params_input"] or {}
+        # PostgreSQL keeps no null byte in a text: such a field is named, and the answer is not applied without it.
+        bad = sorted(name for name, value in inputs.items() if isinstance(value, str) and "\0" in value)
         return {
             "option": "".join(event["chosen_options"][:1]),
-            "inputs": {name: _storable(value) for name, value in inputs.items() if value not in (None, "")},
+            "inputs": {name: value for name, value in inputs.items() if value not in (None, "") and name not in bad},
             "user_id": user.get("id"),
             "user_name": user.get("name"),
-        }
+        } | ({"null_bytes": bad} if bad else {})
 
 
 class StartRunOperator(BaseOperator):
@@ -108,8 +110,9 @@ def form_of(case_id: int, dag_run_id: str) -> dict[str, Any]:
             asked = begin(room.control, case_id, dag_run_id)
         except DecisionRefused as error:
             raise AirflowFailException(str(error)) from error
-        case, members = show(room.control, case_id, EXAMPLES)
+        # Before it is read: what joins it in between is shown, and not decided.
         now = show_now(room.control, asked.question)
+        case, members = show(room.control, case_id, EXAMPLES)
         over = why_stale(asked.shown or {"state": now.state}, now)
         if over or not case.actions:
             said = over or f"the case is {case.state}"
@@ -139,11 +142,6 @@ def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
         fields["content"] = _field("New content", kept, lines=True)
         fields["content_base64"] = _field("New content, base64", "For edit: the same for content that is no text", lines=True)
     return fields
-
-
-def _storable(value: Any) -> Any:
-    """PostgreSQL keeps no null byte in a text."""
-    return value.replace("\0", "") if isinstance(value, str) else value
 
 
 def _field(title: str, description: str, *, lines: bool = False) -> Param:
@@ -188,6 +186,7 @@ def apply_answer(case_id: int, dag_run_id: str, answer: Answer | None) -> dict[s
     Raises Unavailable when the present state cannot be read: the answer is kept, and applied by the next try.
     """
     from backstop.cases.decide import decide
+    from backstop.cases.intend import begun
     from backstop.cases.questions import asked, end, present, why_stale
     from backstop.errors import DecisionRefused
 
@@ -199,20 +198,22 @@ def apply_answer(case_id: int, dag_run_id: str, answer: Answer | None) -> dict[s
         option, inputs = str(answer.get("option", "")), dict(answer.get("inputs") or {})
         who, why = str(answer.get("user_name") or ""), str(inputs.get("why", "")).strip()
         how, said = "not_applied", ""
-        now = present(room.control, case_id)
+        now, once = present(room.control, case_id), question.name if question else dag_run_id
+        shown = question.shown if question else {}
         if not may_decide(room.settings, answer.get("user_id")):
             said = f"{who or 'nobody'} may not decide cases (people.deciders, or the role op)"
         elif not why:
             said = f"{who} chose {option} without a reason"
-        elif (now.decision, now.decided_by) != (option, who) and (
-            stale := why_stale(question.shown if question else {}, now)
-        ):
+        elif bad := answer.get("null_bytes"):
+            said = f"{who} chose {option} with a null byte in {', '.join(bad)}: give such a content as base64"
+        # An answer that changed something before this try was cut short goes on, whatever the case looks like now.
+        elif not begun(room.control, case_id, once) and (stale := why_stale(shown, now)):
             said = f"{who} chose {option}, and {stale}"
         else:
             try:
                 decided = decide(
                     room.control, room.settings, room.connections, case_id, option, who, why,
-                    options_of(inputs) | {"once": dag_run_id},
+                    options_of(inputs) | {"once": once, "shown": shown},
                 )  # fmt: skip
                 how = "partly" if decided.left_out else "applied"
                 said = f"{who} chose {option}: {decided.counts}" + "".join(f"; left out: {one}" for one in decided.left_out[:5])
@@ -230,7 +231,8 @@ def options_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
         options["content"] = str(inputs["content"]).encode()
     elif "content_base64" in inputs:
         options["content"] = _decoded(str(inputs["content_base64"]))
-    ids = [line.strip() for line in str(inputs.get("ids", "")).splitlines() if line.strip()]
+    # Nothing else is cut: an id may begin and end with blanks, and hold what Unicode calls the end of a line.
+    ids = [line for line in (line.removesuffix("\r") for line in str(inputs.get("ids", "")).split("\n")) if line]
     return options | ({"message_ids": ids} if ids else {})
 
 
@@ -252,11 +254,12 @@ def _decoded(text: str) -> bytes:
 def look_for_questions(ti: Any) -> list[dict[str, Any]]:
     """Runs to start: new questions, those whose start was lost, and live ones whose case needs no answer (begun anew, they end).
 
-    Raises AirflowFailException when there is something to ask and the DAG that asks is paused.
+    A question that was answered and whose answer could not be applied stays live: clearing `apply` applies it. Raises
+    AirflowFailException when there is something to ask and the DAG that asks is paused.
     """
     from airflow.sdk.exceptions import AirflowFailException
 
-    from backstop.cases.questions import choose, end, live
+    from backstop.cases.questions import choose, end, live, present
 
     starts = []
     with control_room() as room:
@@ -265,7 +268,12 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
             start = {"dag_run_id": run, "conf": {"case_id": question.case_id}, "reset": False}
             if ti.get_dr_count(dag_id=DAG, run_ids=[run]) == 0:
                 starts.append(start)
-            elif (state := str(ti.get_dagrun_state(dag_id=DAG, run_id=run))) in ("success", "failed"):
+            elif (state := run_state(ti, run)) == "failed" and is_answered(ti, run):
+                if (now := present(room.control, question.case_id)).state == "open" or one.needed:
+                    log.warning("backstop: clear the task apply of the run %s: it has an answer that was not applied", run)
+                else:
+                    end(room.control, run, "over", f"the case is {now.state}, and the answer of the run {run} was not applied")
+            elif state in ("success", "failed"):
                 end(room.control, run, "lost", f"the run {run} ended ({state}) without applying an answer")
             elif not one.needed and is_waiting(ti, run):
                 starts.append(start | {"reset": True})
@@ -276,6 +284,21 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
     return starts
 
 
+def run_state(ti: Any, run: str) -> str:
+    """By its plain name: Airflow answers with an enumeration, whose text is another."""
+    state = ti.get_dagrun_state(dag_id=DAG, run_id=run)
+    return str(getattr(state, "value", state))
+
+
 def is_waiting(ti: Any, run: str) -> bool:
     """Whether the form of a run stands open: only then is it begun anew, never while an answer is applied."""
-    return str(ti.get_task_states(dag_id=DAG, run_ids=[run]).get(run, {}).get("ask")) == "awaiting_input"
+    return _state_of_ask(ti, run) == "awaiting_input"
+
+
+def is_answered(ti: Any, run: str) -> bool:
+    """Whether a person has answered, and Airflow keeps the answer."""
+    return _state_of_ask(ti, run) == "success"
+
+
+def _state_of_ask(ti: Any, run: str) -> str:
+    return str(ti.get_task_states(dag_id=DAG, run_ids=[run]).get(run, {}).get("ask"))

@@ -59,15 +59,15 @@ def _instant(text: str | None) -> Any:
 
 
 def ask_for_approval(context: Any) -> dict[str, Any]:
-    """The form that shows the plan; skipped when nothing goes out, or a few within the blast radius."""
+    """The form that shows the plan; skipped when nothing goes out, or a few within the radius for who may decide."""
     from airflow.sdk.exceptions import AirflowSkipException
 
     shown, mode = context["ti"].xcom_pull(task_ids="plan"), context["params"]["mode"]
     if mode == "dry_run" or not shown["total"]:
         raise AirflowSkipException("nothing goes out")
-    if mode == "canary" and not shown["too_wide"]:
-        raise AirflowSkipException("a canary within the blast radius")
     with control_room() as room:
+        if mode == "canary" and not shown["too_wide"] and may_decide(room.settings, context["dag_run"].triggering_user_name):
+            raise AirflowSkipException("a canary within the blast radius")
         return {
             "subject": f"Plan {shown['plan']}: replay {shown['total']} deliveries of {shown['topic']} ({mode})?",
             "body": body_of(shown, mode),
@@ -97,8 +97,9 @@ def body_of(shown: Mapping[str, Any], mode: str) -> str:
 
 
 @told
-def replay(shown: Mapping[str, Any], mode: str, answer: Answer | None, who: str) -> dict[str, Any]:
-    """Asks for what the plan holds; safe to run twice. `answer` null: no approval was needed.
+def replay(shown: Mapping[str, Any], mode: str, answer: Answer | None, who: str, trigger: str | None) -> dict[str, Any]:
+    """Asks for what the plan holds; safe to run twice. `answer` null: no approval was needed, because `trigger`, who triggered
+    the run as Airflow knows them, may decide.
 
     Raises AirflowSkipException when nothing is to go out, or the answer was no or came from somebody who may not decide.
     """
@@ -110,7 +111,10 @@ def replay(shown: Mapping[str, Any], mode: str, answer: Answer | None, who: str)
     if mode == "dry_run" or not shown["total"]:
         raise AirflowSkipException("nothing goes out")
     with control_room() as room:
-        if answer is not None:
+        if answer is None:
+            if not may_decide(room.settings, trigger):
+                raise AirflowSkipException(f"{trigger or 'nobody'} may not decide, and nobody said yes")
+        else:
             if not may_decide(room.settings, answer["user_id"]):
                 raise AirflowSkipException(f"{answer['user_name'] or 'nobody'} may not decide")
             if answer["option"] != YES:

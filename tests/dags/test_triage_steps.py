@@ -143,12 +143,12 @@ def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
     with pytest.raises(AirflowSkipException, match="nothing goes out"):
         incident.ask_for_approval({"ti": Pulled(), "params": FORM | {"mode": "dry_run"}})
     with pytest.raises(AirflowSkipException, match="uwe may not decide"):
-        incident.replay(shown, "full", OLGA | {"user_id": "uwe", "user_name": "uwe"}, "olga")
+        incident.replay(shown, "full", OLGA | {"user_id": "uwe", "user_name": "uwe"}, "olga", "olga")
     with pytest.raises(AirflowSkipException, match="said no"):
-        incident.replay(shown, "full", OLGA | {"option": "do nothing"}, "olga")
+        incident.replay(shown, "full", OLGA | {"option": "do nothing"}, "olga", "olga")
     assert requests(world) == []
-    assert incident.replay(shown, "full", OLGA, "otto")["requests"] == 2
-    again = incident.replay(shown, "full", OLGA, "otto")
+    assert incident.replay(shown, "full", OLGA, "otto", None)["requests"] == 2
+    again = incident.replay(shown, "full", OLGA, "otto", None)
     assert again.get("requests", 0) == 0, "what was asked for already is asked for once"
     assert {row[3] for row in requests(world)} == {f"olga (incident {shown['plan']})"}
 

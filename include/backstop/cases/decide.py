@@ -4,29 +4,30 @@
                                             | control: discards, requests, accepted epochs, the decision
 
 Crash points. After the intention: nothing was applied; the case is open and shows what somebody was about to do; deciding
-again replaces it. Among the producer's writes: a stub that is already voided, or already allowed more, counts as applied
-when the decision is repeated, and withdraw.py keeps which were voided. After them: the same, and the last transaction makes
-up for what is missing. The last transaction is one: its effects and the word "decided" appear together. A decision that was
-applied whole and is repeated changes nothing. Two people at once: the intention is one row; only the one whose intention
-still stands may finish, the other is refused and told.
+again replaces it. An error there leaves the case as it was before. Among the producer's writes: a stub that is already
+voided, or already allowed more, counts as applied when the decision is repeated, and withdraw.py keeps which were voided.
+After them: the same, and the last transaction makes up for what is missing. The last transaction is one: its effects and
+the word "decided" appear together. A decision that was applied whole and is repeated changes nothing. Two people at once:
+the intention is one row; only the one whose intention still stands may finish, the other is refused and told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from backstop.cases.actions import actions_for, is_done, why_not
 from backstop.cases.close import close_settled, settle
-from backstop.cases.intend import Decided, Intent, intend, record, refused, require_mine, withdraw_intention
+from backstop.cases.intend import Decided, Intent, intended, reach, record, refused, require_mine
 from backstop.cases.look import Case, show
+from backstop.cases.split import open_rest, take_out
 from backstop.cases.withdraw import settle_begun, withdraw
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters.answer import answer
-from backstop.errors import DecisionRefused, StoreUnavailable
+from backstop.errors import StoreUnavailable
 from backstop.named_sql import load
 from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask, ramped_topics, route_for
@@ -53,8 +54,9 @@ def decide(
     """Applies `action` to the case's open deliveries and commits.
 
     options: `more` (raise: sends beyond those handed out, 1), `message_ids` (only these), `once` (names the answer: the same
-    name is applied once); for dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the
-    case as it is now, StoreUnavailable when the state could not be read again.
+    name is applied once), `shown` (`at`, `letter`: what the person saw; what came later is decided only where it is named); for
+    dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the case as it is now,
+    StoreUnavailable when the state could not be read again.
     """
     options = options or {}
     case, _ = show(conn, case_id, members=0)
@@ -68,21 +70,18 @@ def decide(
             f"Case {case_id} is already {case.state}" + (f": {case.decision} by {case.decided_by}." if case.decision else "."),
             f"See what became of it: backstop cases show {case_id}",
         )
-    intent = {"case_id": case_id, "action": action, "who": who, "why": why, "once": once}
-    intend(conn, intent)
-    if case.kind == "dead_letters":
-        return answer(conn, settings, connections, case, intent, options)
-    settle_begun(conn, settings, connections, intent)
-    if action in ("leave", "accept", "go_on", "give_up"):
-        return _decide_in_control(conn, intent)
-    with Judge(settings, connections, conn) as judge:
-        try:
-            plan, partial = _plan(conn, judge, settings, case, action, options)
-        except DecisionRefused:
-            withdraw_intention(conn, intent)
-            raise
-        counts = _apply_in_producers(conn, judge, plan, intent, int(options.get("more", 1)))
-    return _finish(conn, settings, intent, plan, counts, partial)
+    shown_at = (options.get("shown") or {}).get("at")
+    intent = {"case_id": case_id, "action": action, "who": who, "why": why, "once": once, "shown_at": shown_at}
+    with intended(conn, intent):
+        if case.kind == "dead_letters":
+            return answer(conn, settings, connections, case, intent, options)
+        settle_begun(conn, settings, connections, intent)
+        if action in ("leave", "accept", "go_on", "give_up"):
+            return _decide_in_control(conn, case, intent, options.get("message_ids"))
+        with Judge(settings, connections, conn) as judge:
+            plan, partial = _plan(conn, judge, settings, case, intent, options.get("message_ids"))
+            counts = _apply_in_producers(conn, judge, plan, intent, int(options.get("more", 1)))
+        return _finish(conn, settings, intent, plan, counts, partial)
 
 
 def _check(case: Case, action: str, who: str, why: str) -> None:
@@ -95,11 +94,13 @@ def _check(case: Case, action: str, who: str, why: str) -> None:
         raise refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
 
 
-def _decide_in_control(conn: Any, intent: Intent) -> Decided:
+def _decide_in_control(conn: Any, case: Case, intent: Intent, ids: Sequence[str] | None) -> Decided:
     """`leave`, `accept`, `go_on`, `give_up`: one transaction in the control database is all there is."""
     counts = Counts()
     with conn, conn.cursor() as cur:
         require_mine(cur, intent)
+        if intent["action"] == "leave":
+            return _leave(cur, case, intent, ids)
         if intent["action"] == "accept":
             cur.execute(_SQL["unaccepted_epochs"], intent)
             for broker, topic, queue_id, epoch, told in cur.fetchall():
@@ -110,10 +111,24 @@ def _decide_in_control(conn: Any, intent: Intent) -> Decided:
                     )
                 cur.execute(_SQL["accept_epoch"], {"broker": broker, "topic": topic, "queue_id": queue_id, "epoch": epoch})
                 counts.add("accepted", cur.rowcount)
-        elif intent["action"] in ("go_on", "give_up"):
+        else:
             counts += _move_batch(cur, intent)
         record(cur, intent, counts, [], whole=True)
     return Decided(intent["case_id"], intent["action"], counts)
+
+
+def _leave(cur: Any, case: Case, intent: Intent, ids: Sequence[str] | None) -> Decided:
+    """The case is left whole; what the person did not see, or did not name, is a case of its own."""
+    if ids is not None:
+        _require_members(case, ids, _open_members(cur, intent))
+    rest = take_out(cur, case, intent["shown_at"], ids)
+    left_out = [member[2] for member in rest]
+    counts = Counts(left_out=len(rest)) if rest else Counts()
+    record(cur, intent, counts, left_out, whole=True)
+    if rest:
+        other = open_rest(cur, case, rest)
+        left_out = [f"{message_id}: it is in case {other} now" for message_id in left_out]
+    return Decided(case.case_id, "leave", counts, tuple(left_out))
 
 
 def _move_batch(cur: Any, intent: Intent) -> Counts:
@@ -131,30 +146,42 @@ def _move_batch(cur: Any, intent: Intent) -> Counts:
     return Counts(given_up=cur.rowcount)
 
 
-def _plan(conn: Any, judge: Judge, settings: Settings, case: Case, action: str, options: Mapping[str, Any]) -> tuple[_Plan, bool]:
-    """What fits now, and whether only some of the case's deliveries were asked about."""
-    with conn, conn.cursor() as cur:
-        cur.execute(_SQL["open_members"], {"case_id": case.case_id})
-        members = cur.fetchall()
-    wanted = options.get("message_ids")
-    chosen = [m for m in members if wanted is None or m[2] in set(wanted)]
-    if wanted is not None and (unknown := sorted(set(wanted) - {m[2] for m in chosen})):
+def _open_members(cur: Any, intent: Intent) -> list[tuple[str, str, str, str, bool]]:
+    cur.execute(_SQL["open_members"], intent)
+    return list(cur.fetchall())
+
+
+def _require_members(case: Case, wanted: Sequence[str] | None, members: Iterable[tuple[str, str, str, str, bool]]) -> None:
+    if unknown := sorted(set(wanted or ()) - {m[2] for m in members}):
         raise refused(
             f"Not among the open deliveries of case {case.case_id}: {', '.join(unknown[:5])}.",
             f"See its members: backstop cases show {case.case_id}",
         )
+
+
+def _plan(
+    conn: Any, judge: Judge, settings: Settings, case: Case, intent: Intent, wanted: Sequence[str] | None
+) -> tuple[_Plan, bool]:
+    """What fits now, and whether only some of the case's deliveries were asked about."""
+    action = intent["action"]
+    with conn, conn.cursor() as cur:
+        members = _open_members(cur, intent)
+    _require_members(case, wanted, members)
+    # What came after the person saw the case is only decided where they named it.
+    chosen = [m[:4] for m in members if (not m[4] if wanted is None else m[2] in set(wanted))]
     if action == "resend" and settings.topics[case.topic].mode != "repair":
         raise refused(
             f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
             "Set its mode to repair in backstop.yaml, or decide otherwise.",
         )
-    plan, rest = _Plan(), iter(chosen)
+    late = [] if wanted is not None else [f"{m[2]}: it came after the question" for m in members if m[4]]
+    plan, rest = _Plan(left_out=late), iter(chosen)
     while batch := list(islice(rest, _BATCH)):
         seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
         if seen.unreachable:
             raise StoreUnavailable(
                 f"The present state could not be read: {', '.join(sorted(seen.unreachable))} did not answer.",
-                kept="Nothing was applied; the case is open, with the intention noted.",
+                kept="Nothing was applied; the case is as it was.",
                 next_step="Bring it back, then decide again.",
             )
         _plan_batch(plan, settings, action, batch, seen)
@@ -195,6 +222,8 @@ def _plan_batch(
 def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, more: int) -> Counts:
     """`void` and `raise`, message by message; each is done at most once however often it is repeated."""
     counts, stubs = Counts(), {stub.key: stub for _, stub in plan.fits}
+    if stubs and intent["action"] in ("void", "raise"):
+        reach(conn, intent)
     if intent["action"] == "void":
         applied = withdraw(conn, judge.sources, intent, [(stub.shard, key) for key, stub in stubs.items()])
         name, says = "voided", "an attempt to send it is under way, or it was just confirmed"

@@ -1,16 +1,19 @@
 """A decision's first and last step: the intention that is written before anything is applied, and the record of what was done.
 
 The intention is one row. Only the one whose intention still stands may finish; whoever began another meanwhile goes on alone.
+What ends before it reached a producer leaves the case as it was, with the decision that the intention had replaced.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg2
 from psycopg2 import errors as pg
 
 from backstop.errors import DecisionRefused
@@ -19,7 +22,8 @@ from backstop.records import Counts
 
 _SQL = load("backstop.cases", "queries.sql")
 Intent = Mapping[str, Any]
-"""case_id, action, who, why; `once` names the answer, so that the same one is not applied twice."""
+"""case_id, action, who, why; `once` names the answer, so that the same one is not applied twice; `shown_at`: when the person
+saw the case; null: now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,40 @@ class Decided:
     """The very same decision had been applied before; nothing changed now."""
 
 
-def intend(conn: Any, intent: Intent) -> None:
-    """Writes down who is about to do what, and why; commits. DecisionRefused when the case is not open any more."""
+@contextmanager
+def intended(conn: Any, intent: Intent) -> Iterator[None]:
+    """Writes down who is about to do what, and why; commits. DecisionRefused when the case is not open any more.
+
+    Takes it back when the block ends in an error: always when it was refused, else unless it may have changed a producer.
+    """
+    _intend(conn, intent)
+    try:
+        yield
+    except BaseException as error:
+        try:
+            conn.rollback()
+            _take_back(conn, intent, reached=isinstance(error, DecisionRefused))
+        except psycopg2.Error as away:
+            error.add_note(f"The intention stands with the case: the control database did not answer ({type(away).__name__}).")
+        raise
+
+
+def reach(conn: Any, intent: Intent) -> None:
+    """From here on producers are changed, and the intention outlives an error; commits. DecisionRefused when another began."""
+    with conn, conn.cursor() as cur:
+        require_mine(cur, intent)
+        cur.execute(_SQL["reached"], intent)
+
+
+def begun(conn: Any, case_id: int, once: str) -> bool:
+    """Whether the answer of this name was applied, or may have been in part: then it goes on, whatever the case looks like."""
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["begun"], {"case_id": case_id, "once": once})
+        row = cur.fetchone()
+    return row is not None and bool(row[0])
+
+
+def _intend(conn: Any, intent: Intent) -> None:
     try:
         with conn, conn.cursor() as cur:
             cur.execute(_SQL["intend"], intent)
@@ -51,12 +87,16 @@ def intend(conn: Any, intent: Intent) -> None:
         ) from None
 
 
-def withdraw_intention(conn: Any, intent: Intent) -> None:
-    """Nothing of it could be applied: the case is as it was before; commits. Another's intention stays."""
+def _take_back(conn: Any, intent: Intent, *, reached: bool) -> None:
+    """The case is as it was before; commits. Another's intention stays, and one that reached a producer unless `reached`."""
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["still_mine"], intent)
-        if cur.fetchone() is not None:
-            cur.execute(_SQL["withdraw_intention"], intent)
+        row = cur.fetchone()
+        if row is None or (row[0] and not reached):
+            return
+        cur.execute(_SQL["put_back"], intent)
+        if cur.rowcount == 0:
+            cur.execute(_SQL["stays_open"], intent)
 
 
 def require_mine(cur: Any, intent: Intent) -> None:
@@ -79,7 +119,7 @@ def record(cur: Any, intent: Intent, counts: Mapping[str, int], left_out: Sequen
     if intent.get("once"):
         entry["once"] = intent["once"]
     cur.execute(_SQL["record_decision"], {"case_id": intent["case_id"], "entry": json.dumps([entry])})
-    cur.execute(_SQL["decided" if whole else "withdraw_intention"], intent)
+    cur.execute(_SQL["decided" if whole else "stays_open"], intent)
 
 
 def refused(what: str, next_step: str) -> DecisionRefused:

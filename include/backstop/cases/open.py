@@ -8,6 +8,7 @@ from typing import Any
 
 from psycopg2.extras import execute_values
 
+from backstop.cases.close import closing_key
 from backstop.named_sql import load
 
 _SQL = load("backstop.cases", "queries.sql")
@@ -52,13 +53,14 @@ def open_case(
     if fresh:
         once = {member[1:]: (case_id, *member) for member in fresh}
         execute_values(cur, _SQL["add_members"], sorted(once.values()), page_size=5_000)
+    thread = f"case/{case_id}" + (f"/reopened/{reopened}" if reopened else "")
     cur.execute(_SQL["alert"], {
-        "case_id": case_id, "dedup_key": f"case/{case_id}", "severity": severity,
+        "case_id": case_id, "dedup_key": thread, "severity": severity,
         "title": f"Case {case_id}: {kind} in {topic}", "body": f"{summary}. See: backstop cases show {case_id}",
     })  # fmt: skip
     if severity == "critical":
         cur.execute(_SQL["alert_worse"], {
-            "case_id": case_id, "thread": f"case/{case_id}" + (f"/reopened/{reopened}" if reopened else ""), "severity": severity,
+            "case_id": case_id, "thread": thread, "severity": severity,
             "title": f"Case {case_id} is critical now: {kind} in {topic}",
             "body": f"{summary}. See: backstop cases show {case_id}",
         })  # fmt: skip
@@ -66,9 +68,17 @@ def open_case(
 
 
 def _reopen(cur: Any, where: Mapping[str, Any], severity: str, summary: str) -> None:
-    """Opens the last case of the cause again, where none is open; what was decided of it stays in its evidence."""
+    """Opens the last case of the cause again, where none is open; what was decided of it stays in its evidence.
+
+    One that was decided and not closed has a story that nobody was told the end of: it ends here, and another begins.
+    """
     cur.execute(_SQL["reopen"], where)
     for case_id, times in cur.fetchall():
+        cur.execute(_SQL["alert"], {
+            "case_id": case_id, "dedup_key": closing_key(case_id, times - 1), "severity": "info",
+            "title": f"Case {case_id} is over: {where['kind']} in {where['topic']}",
+            "body": "It was decided. It came back since, which is told by itself.",
+        })  # fmt: skip
         cur.execute(_SQL["alert"], {
             "case_id": case_id, "dedup_key": f"case/{case_id}/reopened/{times}", "severity": severity,
             "title": f"Case {case_id} came back: {where['kind']} in {where['topic']}",

@@ -39,7 +39,7 @@ ON CONFLICT (dedup_key) DO NOTHING;
 -- name: reopen: the last case of a cause that has no open one is open again; when it was opened first stays in its evidence
 UPDATE case_file c
 SET state = 'open', reopened = c.reopened + 1, opened_at = clock_timestamp(), last_seen_at = clock_timestamp(),
-    closed_at = NULL, decided_at = NULL, decision = NULL, decided_by = NULL, why = NULL,
+    closed_at = NULL, decided_at = NULL, decision = NULL, decided_by = NULL, why = NULL, intention = NULL,
     evidence = jsonb_build_object('first_opened_at', c.opened_at) || c.evidence
 WHERE c.state <> 'open' AND c.case_id = (
         SELECT max(l.case_id) FROM case_file l
@@ -52,7 +52,7 @@ RETURNING c.case_id, c.reopened;
 
 -- name: add_members: deliveries of a case, each once; one that had settled is open again
 INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group) VALUES %s
-ON CONFLICT (case_id, topic, message_id, consumer_group) DO UPDATE SET settled_at = NULL
+ON CONFLICT (case_id, topic, message_id, consumer_group) DO UPDATE SET settled_at = NULL, added_at = clock_timestamp()
 WHERE case_member.settled_at IS NOT NULL;
 
 -- name: alert: tells people, once for each key
@@ -127,21 +127,35 @@ WHERE m.case_id = %(case_id)s
 ORDER BY m.settled_at NULLS FIRST, m.topic, m.message_id, m.consumer_group
 LIMIT %(limit)s;
 
--- name: open_members: the deliveries that a decision is about
-SELECT shard, topic, message_id, consumer_group FROM case_member
+-- name: open_members: the deliveries that a decision is about; `late`: it came after the person was shown the case
+SELECT shard, topic, message_id, consumer_group, coalesce(added_at > %(shown_at)s::timestamptz, false) AS late FROM case_member
 WHERE case_id = %(case_id)s AND settled_at IS NULL
 ORDER BY topic, message_id, consumer_group;
 
 -- name: intend: a person's decision is recorded before it is applied; it also reopens a case that was left
 UPDATE case_file
-SET state = 'open', decided_at = NULL, decision = %(action)s, decided_by = %(who)s, why = %(why)s
+SET state = 'open', decided_at = NULL, decision = %(action)s, decided_by = %(who)s, why = %(why)s,
+    intention = jsonb_build_object(
+        'once', %(once)s::text,
+        'reached', coalesce(intention ->> 'once' = %(once)s AND (intention ->> 'reached')::boolean, false),
+        'before', CASE WHEN state = 'decided' THEN jsonb_build_object('decision', decision, 'decided_by', decided_by, 'why', why,
+            'decided_at', decided_at, 'until', clock_timestamp()) ELSE intention -> 'before' END)
 WHERE case_id = %(case_id)s AND closed_at IS NULL
     AND (state = 'open' OR (state = 'decided' AND decision = 'leave'));
 
 -- name: still_mine: the case is open, and no other decision was begun meanwhile; held until the transaction ends
-SELECT 1 FROM case_file
+SELECT coalesce((intention ->> 'reached')::boolean, false) FROM case_file
 WHERE case_id = %(case_id)s AND state = 'open' AND decision = %(action)s AND decided_by = %(who)s AND why = %(why)s
+    AND intention ->> 'once' IS NOT DISTINCT FROM %(once)s
 FOR UPDATE;
+
+-- name: reached: from here on the decision may have changed a producer's database
+UPDATE case_file SET intention = intention || '{"reached": true}' WHERE case_id = %(case_id)s;
+
+-- name: begun: whether this very answer may have changed something already
+SELECT coalesce(intention ->> 'once' = %(once)s AND (intention ->> 'reached')::boolean, false)
+    OR coalesce(evidence -> 'decisions' @> jsonb_build_array(jsonb_build_object('once', %(once)s::text)), false)
+FROM case_file WHERE case_id = %(case_id)s;
 
 -- name: record_decision: what a decision did, kept with the case
 UPDATE case_file
@@ -149,10 +163,22 @@ SET evidence = jsonb_set(evidence, '{decisions}', coalesce(evidence -> 'decision
 WHERE case_id = %(case_id)s;
 
 -- name: decided: nothing of the case waits for a person any more
-UPDATE case_file SET state = 'decided', decided_at = clock_timestamp() WHERE case_id = %(case_id)s;
+UPDATE case_file SET state = 'decided', decided_at = clock_timestamp(), intention = NULL WHERE case_id = %(case_id)s;
 
--- name: withdraw_intention: the decision did not cover everything: the case stays open for the rest
-UPDATE case_file SET decision = NULL, decided_by = NULL, why = NULL WHERE case_id = %(case_id)s;
+-- name: stays_open: the decision did not cover everything, or nothing: the case waits for another
+UPDATE case_file SET decision = NULL, decided_by = NULL, why = NULL, intention = NULL WHERE case_id = %(case_id)s;
+
+-- name: put_back: the decision that an intention replaced stands again, unless something has joined the case since
+UPDATE case_file
+SET state = 'decided', decision = intention #>> '{before,decision}', decided_by = intention #>> '{before,decided_by}',
+    why = intention #>> '{before,why}', decided_at = (intention #>> '{before,decided_at}')::timestamptz, intention = NULL
+WHERE case_id = %(case_id)s AND last_seen_at <= (intention #>> '{before,until}')::timestamptz;
+
+-- name: split: takes open deliveries out of a case: those that were not named, or that came after it was shown
+DELETE FROM case_member
+WHERE case_id = %(case_id)s AND settled_at IS NULL
+    AND CASE WHEN %(ids)s::text[] IS NULL THEN added_at > %(shown_at)s::timestamptz ELSE message_id <> ALL (%(ids)s::text[]) END
+RETURNING shard, topic, message_id, consumer_group;
 
 -- name: discard: a delivery that no later run may act on
 INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, case_id, decided_by, why)
@@ -161,7 +187,7 @@ FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]) AS t (topic
 ON CONFLICT (topic, message_id, consumer_group) DO NOTHING;
 
 -- name: unaccepted_epochs: present lives of a topic's queues that nobody has accepted; `told`: the case was seen since
-SELECT q.broker, q.topic, q.queue_id, q.epoch, q.first_seen_at <= c.last_seen_at AS told
+SELECT q.broker, q.topic, q.queue_id, q.epoch, q.first_seen_at <= least(c.last_seen_at, %(shown_at)s::timestamptz) AS told
 FROM queue_epoch q JOIN case_file c ON c.topic = q.topic
 WHERE c.case_id = %(case_id)s AND q.present AND NOT q.accepted
 ORDER BY q.broker, q.queue_id;

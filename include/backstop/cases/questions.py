@@ -51,6 +51,11 @@ class Asked:
     how: str | None
     said: str | None
 
+    @property
+    def name(self) -> str:
+        """What the answer to this form is called: a run that is cleared shows another form, whose answer is another."""
+        return f"{self.question.dag_run_id} {self.shown['at']}" if "at" in self.shown else self.question.dag_run_id
+
 
 @dataclass(frozen=True, slots=True)
 class Present:
@@ -121,8 +126,12 @@ def begin(conn: Any, case_id: int, dag_run_id: str) -> Asked:
 def present(conn: Any, case_id: int) -> Present:
     """The case as it is now. Raises DecisionRefused when there is none."""
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["present"], {"case_id": case_id})
-        row = cur.fetchone()
+        return _present(cur, case_id)
+
+
+def _present(cur: Any, case_id: int) -> Present:
+    cur.execute(_SQL["present"], {"case_id": case_id})
+    row = cur.fetchone()
     if row is None:
         raise DecisionRefused(
             f"There is no case {case_id}.", kept="Nothing was changed.", next_step="See: backstop cases list --all"
@@ -131,11 +140,18 @@ def present(conn: Any, case_id: int) -> Present:
 
 
 def show_now(conn: Any, question: Question) -> Present:
-    """What the person will see, kept with the question: the answer is compared with it."""
-    now = present(conn, question.case_id)
+    """What the person will see, kept with the question: the answer is compared with it, and is about nothing that came later.
+
+    Called before the form is written. The case is held for a moment, so that what joins it is either seen here or has a later
+    instant.
+    """
     with conn, conn.cursor() as cur:
-        shown = json.dumps({"state": now.state, "reopened": now.reopened, "open": now.open})
-        cur.execute(_SQL["shown"], {"dag_run_id": question.dag_run_id, "shown": shown})
+        cur.execute(_SQL["hold_case"], {"case_id": question.case_id})
+        now = _present(cur, question.case_id)
+        cur.execute(_SQL["bound"], {"case_id": question.case_id})
+        at, letter = cur.fetchone()
+        shown = {"state": now.state, "reopened": now.reopened, "open": now.open, "at": at.isoformat(), "letter": letter}
+        cur.execute(_SQL["shown"], {"dag_run_id": question.dag_run_id, "shown": json.dumps(shown)})
     return now
 
 

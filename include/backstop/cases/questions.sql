@@ -67,6 +67,12 @@ SELECT c.state, c.reopened, c.decision, c.decided_by,
         OR EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open')) AS undecided
 FROM case_file c WHERE c.case_id = %(case_id)s;
 
+-- name: hold_case: nothing joins the case until the transaction ends
+SELECT 1 FROM case_file WHERE case_id = %(case_id)s FOR SHARE;
+
+-- name: bound: the instant, and the newest letter of a case at it
+SELECT clock_timestamp(), coalesce(max(dead_letter_id), 0) FROM dead_letter WHERE case_id = %(case_id)s;
+
 -- name: shown: the form is about to be written
 UPDATE case_question SET shown_at = clock_timestamp(), shown = %(shown)s::jsonb
 WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL;

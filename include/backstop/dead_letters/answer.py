@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from backstop.cases.close import close_settled, settle
-from backstop.cases.intend import Decided, Intent, record, refused, require_mine, withdraw_intention
+from backstop.cases.intend import Decided, Intent, reach, record, refused, require_mine
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters.apply import granted_requests, is_granted, leave_cases, lock, policy_of
@@ -27,7 +27,7 @@ from backstop.dead_letters.edit import replace_content
 from backstop.dead_letters.evidence import Letter, Look, look_at, read_letters
 from backstop.dead_letters.fits_answer import why_not
 from backstop.dead_letters.tell_case import refresh_case
-from backstop.errors import DecisionRefused, StoreUnavailable
+from backstop.errors import StoreUnavailable
 from backstop.named_sql import load
 from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask, ramped_topics
@@ -64,42 +64,45 @@ def answer(
     """Applies the answer to the case's undecided letters and commits; the intention was written before.
 
     options: `message_ids`, `letters` (numbers of letters): only these; `sample` (replay_sample: how many, the topic's
-    canary); `content` (edit: bytes). Letters that were left before are only touched when they are named, or when no other is
-    there. Raises DecisionRefused, StoreUnavailable; then nothing was applied.
+    canary); `content` (edit: bytes); `shown`: what the person saw. Letters that were left before, or that came after it was
+    shown, are only touched when they are named; those left also when no other is there. Raises DecisionRefused,
+    StoreUnavailable.
     """
-    try:
-        letters, rest = _choose(conn, settings, case, intent, options)
-        if intent["action"] == "leave":
-            return _leave(conn, intent, letters, rest)
-        with Sources(settings, connections) as sources:
-            plan = _plan(conn, settings, sources, intent, letters)
-            if not plan.fits and not plan.done:
-                raise refused(
-                    f"The answer to {intent['action']} does not fit case {case.case_id} as it is now: {_first(plan.left_out)}",
-                    f"Look again (backstop cases show {case.case_id}) and decide by the present state.",
-                )
-            counts = Counts()
-            if intent["action"] == "edit" and plan.fits:
-                stub = plan.fits[0][1].stub
-                assert stub is not None
-                version = replace_content(conn, sources.shard(stub.shard), stub.key, options["content"], intent)
-                counts.add("content_version", version)
-            if intent["action"] in _REPLAYS:
-                counts += _allow_more(settings, sources, plan)
-    except (DecisionRefused, StoreUnavailable):
-        withdraw_intention(conn, intent)
-        raise
+    letters, late, rest = _choose(conn, settings, case, intent, options)
+    if intent["action"] == "leave":
+        return _leave(conn, intent, letters, late, rest)
+    with Sources(settings, connections) as sources:
+        plan = _plan(conn, settings, sources, intent, letters)
+        plan.left_out += late
+        if not plan.fits and not plan.done:
+            raise refused(
+                f"The answer to {intent['action']} does not fit case {case.case_id} as it is now: {_first(plan.left_out)}",
+                f"Look again (backstop cases show {case.case_id}) and decide by the present state.",
+            )
+        counts = Counts()
+        if intent["action"] == "edit" and plan.fits:
+            stub = plan.fits[0][1].stub
+            assert stub is not None
+            reach(conn, intent)
+            version = replace_content(conn, sources.shard(stub.shard), stub.key, options["content"], intent)
+            counts.add("content_version", version)
+        if intent["action"] in _REPLAYS:
+            counts += _allow_more(conn, settings, sources, intent, plan)
     return _finish(conn, settings, intent, plan, counts, rest)
 
 
 def _choose(
     conn: Any, settings: Settings, case: Case, intent: Intent, options: Mapping[str, Any]
-) -> tuple[list[Letter], bool]:
-    """(the letters that the answer is about, whether the case has others)"""
+) -> tuple[list[Letter], list[str], bool]:
+    """(the letters that the answer is about, what is to be said of those that came too late, whether the case has others)"""
     action, ids, numbers = intent["action"], options.get("message_ids"), options.get("letters")
     with conn, conn.cursor() as cur:
         every = read_letters(cur, "of_case", {"case_id": case.case_id, "ids": None, "letters": None})
+        shown = options.get("shown") or {}
+        cur.execute(_SQL["came_after"], {"case_id": case.case_id, "at": shown.get("at"), "letter": shown.get("letter")})
+        unseen = {row[0] for row in cur.fetchall()}
     named = ids is not None or numbers is not None
+    late = [] if named else [_late(one) for one in every if one.dead_letter_id in unseen and one.left_in_case is None]
     if named:
         chosen = [one for one in every if one.message_id in set(ids or ()) or one.dead_letter_id in set(numbers or ())]
         missing = set(ids or ()) - {one.message_id for one in chosen}
@@ -110,7 +113,13 @@ def _choose(
                 f"See them: backstop dead-letters list --case {case.case_id}",
             )
     else:
-        chosen = [one for one in every if one.left_in_case is None] or every
+        seen = [one for one in every if one.dead_letter_id not in unseen]
+        chosen = [one for one in seen if one.left_in_case is None] or ([] if late else seen)
+    if not chosen and late:
+        raise refused(
+            f"All {len(late)} undecided letters of case {case.case_id} came after the question.",
+            f"Look again: backstop cases show {case.case_id}",
+        )
     if not chosen:
         raise refused(f"Case {case.case_id} has no undecided letter any more.", f"See: backstop cases show {case.case_id}")
     if action in _REPLAYS and case.topic in settings.topics and settings.topics[case.topic].mode != "repair":
@@ -125,7 +134,14 @@ def _choose(
             "Editing replaces the content of one message.",
             "Name the message (--message ID) and give the new content (--content-file FILE).",
         )
-    return chosen, len(chosen) < len(every)
+    picked = {one.dead_letter_id for one in chosen}
+    # What was left before does not keep a case open that is left now.
+    others = [one for one in every if one.dead_letter_id not in picked and (action != "leave" or one.left_in_case is None)]
+    return chosen, late, bool(others)
+
+
+def _late(letter: Letter) -> str:
+    return f"{letter.message_id or f'letter {letter.dead_letter_id}'}: it came after the question"
 
 
 def _sample(settings: Settings, letters: Sequence[Letter], wanted: Any) -> list[Letter]:
@@ -161,9 +177,11 @@ def _plan(conn: Any, settings: Settings, sources: Sources, intent: Intent, lette
     return plan
 
 
-def _allow_more(settings: Settings, sources: Sources, plan: _Plan) -> Counts:
+def _allow_more(conn: Any, settings: Settings, sources: Sources, intent: Intent, plan: _Plan) -> Counts:
     """One more send where they are used up; a stub that moved on meanwhile is left out."""
     raised, gone = set[Key](), set[Key]()
+    if any(facts.stub is not None and budget_used(facts.stub, policy_of(settings, letter)) for letter, facts in plan.fits):
+        reach(conn, intent)
     for letter, facts in plan.fits:
         stub = facts.stub
         assert stub is not None
@@ -186,7 +204,7 @@ def _allows(sources: Sources, shard: str, key: Key, sends: int) -> bool:
     return now is not None and (now.max_sends or 0) >= sends
 
 
-def _leave(conn: Any, intent: Intent, letters: Sequence[Letter], rest: bool) -> Decided:
+def _leave(conn: Any, intent: Intent, letters: Sequence[Letter], late: list[str], rest: bool) -> Decided:
     with conn, conn.cursor() as cur:
         require_mine(cur, intent)
         held = lock(cur, letters)
@@ -195,9 +213,9 @@ def _leave(conn: Any, intent: Intent, letters: Sequence[Letter], rest: bool) -> 
              "decided_by": intent["who"], "case_id": intent["case_id"], "answered": True, "left_in_case": intent["case_id"]}
             for one in letters if one.dead_letter_id in held
         ])  # fmt: skip
-        counts = Counts(left=len(held))
-        record(cur, intent, counts, [], whole=True)
-    return Decided(intent["case_id"], "leave", counts)
+        counts = Counts(left=len(held), left_out=len(late)) if late else Counts(left=len(held))
+        record(cur, intent, counts, late, whole=not rest and len(held) == len(letters))
+    return Decided(intent["case_id"], "leave", counts, tuple(late))
 
 
 def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: Counts, rest: bool) -> Decided:

@@ -22,6 +22,16 @@ WHERE d.state = 'open' AND d.case_id = %(case_id)s
     AND (%(letters)s::bigint[] IS NULL OR d.dead_letter_id = ANY (%(letters)s::bigint[]))
 ORDER BY d.dead_letter_id;
 
+-- name: came_after: open letters that were not in the case when a person was shown it, or moved since; none without an instant
+SELECT d.dead_letter_id
+FROM dead_letter d
+WHERE d.state = 'open' AND d.case_id = %(case_id)s
+    AND (d.dead_letter_id > %(letter)s
+        OR d.decided_at > %(at)s::timestamptz AND NOT EXISTS (
+            SELECT 1 FROM case_member m
+            WHERE m.case_id = d.case_id AND m.topic = d.topic AND m.message_id = d.message_id
+                AND m.consumer_group = coalesce(d.consumer_group, '*') AND m.added_at <= %(at)s::timestamptz));
+
 -- name: of_deliveries: every open letter of these deliveries, whatever their case
 WHERE d.state = 'open' AND (d.topic, d.message_id, d.consumer_group)
     IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]))
