@@ -7,6 +7,7 @@ wrong. What is in the broker is read there, so that no record of ours is believe
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -22,18 +23,20 @@ Key = tuple[str, str]
 """(topic, message id)"""
 
 
-def load_beside() -> Any:
-    """The demo's checker, from its file: its rules on promises, effects and stubs hold here unchanged."""
-    file = Path(__file__).resolve().parents[1] / "checker.py"
-    spec = importlib.util.spec_from_file_location("demo_checker", file)
+def load_beside(*names: str) -> list[Any]:
+    """Files of the demo's checker, from its folder: its rules on promises, effects and stubs hold here unchanged."""
+    folder = Path(__file__).resolve().parents[1] / "checker"
+    spec = importlib.util.spec_from_file_location(
+        "demo_checker", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module
+    return [importlib.import_module(f"demo_checker.{name}") for name in names]
 
 
-demo = load_beside()
+read, accounts, injected = load_beside("books", "accounts", "injected")
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def read_streams(url: str, topics: dict[str, list[str]]) -> Streams:
 def read_attempts(places: dict[str, Any]) -> dict[Key, dict[int, Attempt]]:
     found: dict[Key, dict[int, Attempt]] = defaultdict(dict)
     for dsn in places["producers"].values():
-        for topic, message_id, number, started, outcome, groups in demo.rows(
+        for topic, message_id, number, started, outcome, groups in read.rows(
             dsn,
             "SELECT topic, message_id, send_number, extract(epoch FROM started_at)::float8, outcome, groups FROM send_attempt",
         ):
@@ -185,9 +188,9 @@ def check_logs(books: Any, problems: Any) -> None:
 
 def check_leases(books: Any, places: dict[str, Any], ledger: dict[str, list[dict[str, Any]]], problems: Any) -> dict[str, int]:
     """What counts is what the last holder of a lease did, and nobody's lease is left behind."""
-    demo.check_leases(books, problems)
+    accounts.check_leases(books, problems)
     for group, dsn in places["groups"].items():
-        ended = demo.rows(
+        ended = read.rows(
             dsn, "SELECT topic, message_id, fence FROM consumer_log WHERE consumer_group = %s AND state = 'CONSUMED'", (group,)
         )
         for topic, message_id, fence in ended:
@@ -198,7 +201,7 @@ def check_leases(books: Any, places: dict[str, Any], ledger: dict[str, list[dict
     return {
         "killed_holding": len(ledger.get("lease_killed", [])),
         "stood_still": len(stood),
-        "woken_in_vain": sum(demo.woken_in_vain(books, late, (topic, mid), group) for topic, mid, group in stood),
+        "woken_in_vain": sum(injected.woken_in_vain(books, late, (topic, mid), group) for topic, mid, group in stood),
         "again_after_a_flush": len(ledger.get("leases_flushed", [])),
         "stopped_by_the_database": sum(map(len, books.stopped.values())),
     }
@@ -206,17 +209,17 @@ def check_leases(books: Any, places: dict[str, Any], ledger: dict[str, list[dict
 
 def check(places: dict[str, Any], ledger: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Everything that must hold, with the numbers behind it; `ok` is true when nothing is wrong."""
-    books = demo.read_books(places, ledger)
+    books = read.read_books(places, ledger)
     topics: dict[str, list[str]] = places["topics"]
     streams, attempts = read_streams(places["broker"], topics), read_attempts(places)
-    lost = demo.keys_of(ledger.get("lost_in_broker", []))
-    problems = demo.Problems()
-    demo.check_promises(books, set(), problems)
+    lost = read.keys_of(ledger.get("lost_in_broker", []))
+    problems = read.Problems()
+    accounts.check_promises(books, set(), problems)
     told = {
         "messages": len(books.business),
-        "effects": demo.check_effects(books, topics, ledger, problems),
-        "stubs": demo.check_stubs(books, problems),
-        "verdicts": demo.count_final(books, topics, problems),
+        "effects": accounts.check_effects(books, topics, ledger, problems),
+        "stubs": accounts.check_stubs(books, problems),
+        "verdicts": accounts.count_final(books, topics, problems),
         "copies": check_copies(streams, books.stubs, attempts, places, problems),
         "resends": check_resends(streams, attempts, lost, topics, books.summary, problems),
         "leases": check_leases(books, places, ledger, problems),
@@ -242,7 +245,7 @@ def check(places: dict[str, Any], ledger: dict[str, list[dict[str, Any]]]) -> di
 
 def main(arguments: list[str]) -> int:
     places, folder = Path(arguments[0]), Path(arguments[1])
-    told = check(json.loads(places.read_text(encoding="utf-8")), demo.read_ledger(folder))
+    told = check(json.loads(places.read_text(encoding="utf-8")), read.read_ledger(folder))
     print(json.dumps(told, ensure_ascii=False, indent=2))
     return 0 if told["ok"] else 1
 
