@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg2
 import pytest
+from airflow.sdk.api.datamodels._generated import DagRunState
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 import backstop_decide as people
@@ -94,8 +95,8 @@ class Airflow:
     def get_dr_count(self, *, dag_id: str, run_ids: list[str]) -> int:
         return sum(run in self.runs for run in run_ids)
 
-    def get_dagrun_state(self, *, dag_id: str, run_id: str) -> str:
-        return self.runs[run_id][0]
+    def get_dagrun_state(self, *, dag_id: str, run_id: str) -> DagRunState:
+        return DagRunState(self.runs[run_id][0])
 
     def get_task_states(self, *, dag_id: str, run_ids: list[str]) -> dict[str, dict[str, str]]:
         return {run: {"ask": self.runs[run][1]} for run in run_ids}
