@@ -316,6 +316,40 @@ def test_a_letter_that_the_database_cannot_hold_stays_and_is_named_and_the_other
     assert drain(world)["stored"] == 1
 
 
+def test_a_letter_that_the_database_cannot_hold_keeps_no_page_open_that_the_broker_has_forgotten(
+    world: World, client: Any
+) -> None:
+    fill(client, 7)
+    world.control("""
+        CREATE FUNCTION too_much() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE EXCEPTION 'it does not fit' USING ERRCODE = 'data_exception'; END $$;
+        CREATE TRIGGER too_much BEFORE INSERT ON dead_letter FOR EACH ROW WHEN (NEW.message_id <> 'm-0')
+            EXECUTE FUNCTION too_much()""")
+    try:
+        with pytest.raises(BrokerUnavailable, match="it does not fit"):
+            drain(world, bounds=Bounds(page=1))
+    finally:
+        world.control("DROP FUNCTION too_much CASCADE")
+    assert world.control("SELECT count(*), count(acknowledged_at) FROM drain_batch WHERE letters > 0") == [(1, 1)]
+
+
+def test_a_queue_is_not_marked_while_a_letter_in_it_cannot_be_told_from_a_stored_one(world: World, client: Any) -> None:
+    client.xadd(DEAD, entry(), id="77-0")
+    assert drain(world)["stored"] == 1
+    world.control("DELETE FROM drain_mark")
+    client.delete(DEAD)
+    client.xadd(DEAD, entry(), id="77-0")
+    # As of a broker that does not say when a letter died; another drain acknowledged the first while this one began.
+    world.control("UPDATE dead_letter SET died_at = NULL")
+    world.control("UPDATE drain_batch SET acknowledged_at = now() + interval '1 hour'")
+    counts = drain(world)
+    assert (counts["left"], client.xlen(DEAD)) == (1, 1)
+    assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", (DEAD,)) == [(0,)]
+    world.control("UPDATE drain_batch SET acknowledged_at = now() - interval '1 hour'")
+    assert drain(world)["stored"] == 1
+    assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", (DEAD,)) == [(1,)]
+
+
 class Trap(RedisStreams):
     """A broker whose reader fails on the letters of one group, in a way that nobody foresaw."""
 

@@ -132,7 +132,7 @@ def _drain_queue(
     until = time.monotonic() + bounds.longest.total_seconds()
     drained.counts.add("queues")
     missed = len(drained.missed)
-    read, first_batch, at_the_end = 0, None, False
+    read, first_batch, at_the_end, left = 0, None, False, 0
     with ThreadPoolExecutor(1, thread_name_prefix="dead letters") as thread:
         reading = _Reading(thread, thread.submit(ask_reader, broker.open_dead_letters, place.queue).result())
         try:
@@ -146,11 +146,13 @@ def _drain_queue(
                 for page in _store(control, run, place, letters, reading.forgotten(), first_batch, look, drained):
                     first_batch, look = first_batch or page.batch_id, page.looked
                     drained.counts += page.counts
+                    left += page.counts.get("left", 0)
                     reading.acknowledge(page)
                 read += len(letters)
             reading.wait()
-            # A letter that could not be stored is still there: the queue is not drained.
-            _finish(control, run, place, reading.forgotten(), at_the_end and len(drained.missed) == missed)
+            # A letter that could not be stored, or not be told from a stored one, is still there: the queue is not drained.
+            whole = at_the_end and not left and len(drained.missed) == missed
+            _finish(control, run, place, reading.forgotten(), whole)
         except Unavailable:
             wait([future for _, future in reading.under_way])
             # What the broker has forgotten, it has: only what follows is missed.
@@ -209,6 +211,8 @@ def _store(
         if len(letters) == 1:
             name = f"broker {place.broker}, {place.queue}, {letters[0].broker_id}"
             drained.missed[name] = f"it cannot be stored and stays there: {str(error).splitlines()[0]}"
+            # The page that was to mark them is none.
+            _finish(control, run, place, forgotten, False)
             return
         half = len(letters) // 2
         yield from _store(control, run, place, letters[:half], forgotten, first_batch, look, drained)
