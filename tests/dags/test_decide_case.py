@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -308,3 +309,83 @@ def test_an_answer_is_explained_without_the_words_of_the_command_line(control: C
 
 def test_a_long_value_is_cut_and_says_how_long_it_is() -> None:
     assert plain("x" * 5000) == "x" * 300 + " ... (5000 characters)"
+
+
+def test_an_answer_is_held_against_the_case_although_somebody_else_began_the_same_decision(control: Control) -> None:
+    case_id = control.case("warning", "a")
+    control.choose()
+    run = ask(control, case_id)
+    intention = "UPDATE case_file SET decision = 'leave', decided_by = 'olga', why = 'seen', reopened = 1, intention = %s"
+    control.rows(intention, json.dumps({"once": None, "reached": True, "before": None}))
+    done = people.apply_answer(case_id, run, OLGA)
+    assert done["how"] == "not_applied" and "has come back" in done["said"]
+
+
+def test_an_answer_that_had_reached_a_producer_goes_on_although_the_case_grew(control: Control) -> None:
+    case_id = control.case("warning", "a")
+    control.choose()
+    run = ask(control, case_id)
+    ((at,),) = control.rows("SELECT shown ->> 'at' FROM case_question")
+    control.rows("UPDATE case_file SET decision = 'leave', decided_by = 'olga', why = 'seen', intention = %s",
+                 json.dumps({"once": f"{run} {at}", "reached": True, "before": None}))  # fmt: skip
+    more = "INSERT INTO case_member SELECT %s, 'shop_a', 'orders', 'm' || n, 'billing' FROM generate_series(1, 9) AS n"
+    control.rows(more, case_id)
+    assert people.apply_answer(case_id, run, OLGA)["how"] == "partly"
+
+
+def test_what_joined_since_the_form_was_written_is_asked_about_by_itself(control: Control) -> None:
+    case_id = control.case("warning", "a", subject="cause")
+    control.choose()
+    run = ask(control, case_id)
+    assert control.case("warning", "late", subject="cause") == case_id
+    done = people.apply_answer(case_id, run, OLGA)
+    assert done["how"] == "partly" and "late: it is in case" in done["said"]
+    ((other, members),) = control.rows(
+        "SELECT case_id, array_agg(message_id) FROM case_file JOIN case_member USING (case_id) WHERE state = 'open' GROUP BY 1"
+    )
+    assert members == ["late"] and [case for case, _ in control.choose()] == [other]
+
+
+def test_a_run_that_is_cleared_shows_another_form_whose_answer_is_applied_too(control: Control) -> None:
+    case_id = control.case("warning", "a", "b")
+    people.form_of(case_id, "manual__1")
+    control.rows("UPDATE case_file SET evidence = %s", json.dumps({"decisions": [{"once": "manual__1 of the first form"}]}))
+    assert people.apply_answer(case_id, "manual__1", OLGA | {"inputs": {}})["how"] == "not_applied"
+    people.form_of(case_id, "manual__1")
+    assert people.apply_answer(case_id, "manual__1", OLGA)["how"] == "applied"
+    assert control.rows("SELECT state FROM case_file") == [("decided",)]
+
+
+def test_an_answer_that_could_not_be_applied_waits_for_apply_and_nobody_is_asked_twice(control: Control) -> None:
+    waits, over = control.case(), control.case()
+    control.choose()
+    for case_id in (waits, over):
+        ask(control, case_id)
+    airflow = Airflow({f"case-{case_id}-1": ("failed", "success") for case_id in (waits, over)})
+    assert people.look_for_questions(airflow) == []
+    assert control.rows("SELECT ended_at FROM case_question") == [(None,), (None,)]
+    decide = "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()"
+    control.rows(f"{decide} WHERE case_id = %s", over)
+    assert people.look_for_questions(airflow) == []
+    assert control.rows("SELECT case_id, how FROM case_question WHERE ended_at IS NOT NULL") == [(over, "over")]
+    # The task apply was cleared.
+    assert people.apply_answer(waits, f"case-{waits}-1", OLGA)["how"] == "applied"
+
+
+def test_a_null_byte_is_refused_and_not_dropped(control: Control) -> None:
+    event = {
+        "responded_by_user": {"id": "olga", "name": "olga"}, "chosen_options": ["leave"],
+        "params_input": {"why": "seen", "content": "a\0b", "ids": None},
+    }  # fmt: skip
+    answer = people.AskPersonOperator(task_id="ask", form=people.ask_about_case).execute_complete({}, event)
+    assert answer["inputs"] == {"why": "seen"}
+    case_id = control.case()
+    control.choose()
+    done = people.apply_answer(case_id, ask(control, case_id), answer)
+    assert done["how"] == "not_applied" and "null byte in content" in done["said"] and "base64" in done["said"]
+
+
+def test_ids_in_the_form_are_taken_as_they_are_one_a_line() -> None:
+    ids = [" blank ", "a\u2028b", "c\x0bd\x85", "\u3000"]
+    assert people.options_of({"ids": "\r\n".join(ids) + "\n\n"})["message_ids"] == ids
+    assert "message_ids" not in people.options_of({"ids": "\n\r\n"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +152,26 @@ def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
     again = incident.replay(shown, "full", OLGA, "otto", None)
     assert again.get("requests", 0) == 0, "what was asked for already is asked for once"
     assert {row[3] for row in requests(world)} == {f"olga (incident {shown['plan']})"}
+
+
+def test_a_canary_goes_out_without_a_yes_only_for_who_may_decide(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
+    dead(world, "m-1", "poison")
+    canary = FORM | {"mode": "canary"}
+    shown = incident.plan(canary, "olga") | {"too_wide": False}
+
+    def context(who: str | None) -> dict[str, Any]:
+        pulled = SimpleNamespace(xcom_pull=lambda task_ids: shown)
+        return {"ti": pulled, "params": canary, "dag_run": SimpleNamespace(triggering_user_name=who)}
+
+    for nobody in ("uwe", None):
+        assert incident.ask_for_approval(context(nobody))["options"] == ["replay", "do nothing"]
+        with pytest.raises(AirflowSkipException, match="may not decide"):
+            incident.replay(shown, "canary", None, "olga", nobody)
+    assert requests(world) == []
+    with pytest.raises(AirflowSkipException, match="within the blast radius"):
+        incident.ask_for_approval(context("olga"))
+    assert incident.replay(shown, "canary", None, "olga", "olga")["requests"] == 1
 
 
 def test_what_cannot_be_planned_fails_at_once_and_says_what_can_be_done(world: World) -> None:

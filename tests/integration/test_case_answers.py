@@ -19,7 +19,7 @@ from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
 from control_world import World, servers, world  # noqa: F401
-from triage_world import cases, dead, letter, letters, look_now, requests, resend, set_policy, states, triage
+from triage_world import cases, classify, dead, letter, letters, look_now, requests, resend, set_policy, states, triage
 
 
 def asked(world: World) -> int:
@@ -370,3 +370,59 @@ def test_the_command_line_answers_edits_and_notes(world: World, capsys: pytest.C
     assert run_app(["cases", "decide", case_id, "discard", "--by", "ann", "--why", "the rest"]) == 0
     assert {name: one["state"] for name, one in letters(world).items()} == {"m": "replaying", "n": "discarded"}
     assert run_app(["run", "triage", "--dry-run"]) == 0
+
+
+def shown_now(world: World) -> dict[str, Any]:
+    """What a form that is written at this instant would keep."""
+    ((at, letter),) = world.control("SELECT clock_timestamp(), max(dead_letter_id) FROM dead_letter")
+    return {"at": at.isoformat(), "letter": letter}
+
+
+@pytest.mark.parametrize("action", ["discard", "leave"])
+def test_an_answer_is_not_about_letters_that_came_after_the_question(world: World, action: str) -> None:
+    dead(world, "seen", "poison")
+    # Drained before the question, and in the case only after it.
+    early = dead(world, "early", None)
+    case_id = asked(world)
+    world.control("UPDATE dead_letter SET case_id = NULL, decision = NULL, decided_at = NULL WHERE dead_letter_id = %s", (early,))
+    shown = shown_now(world)
+    classify(world, early, "poison")
+    letter(world, None, "poison")
+    dead(world, "late", "poison")
+    look_now(world)
+    triage(world)
+    assert {one["case_id"] for one in letters(world).values()} == {case_id}
+    done = answered(world, case_id, action, shown=shown)
+    assert len(done.left_out) == 3 and all(one.endswith("it came after the question") for one in done.left_out)
+    assert case_state(world, case_id) == "open"
+    decided = {name: (one["state"], one["left_in_case"]) for name, one in letters(world).items()}
+    assert decided.pop("seen") == (("discarded", None) if action == "discard" else ("open", case_id))
+    assert set(decided.values()) == {("open", None)}
+    with pytest.raises(DecisionRefused, match="came after the question"):
+        answered(world, case_id, "discard", who="bob", shown=shown)
+    assert answered(world, case_id, "discard", shown=shown, message_ids=["late"]).left_out == ()
+    assert answered(world, case_id, action, shown=shown_now(world)).left_out == ()
+    assert case_state(world, case_id) == ("closed" if action == "discard" else "decided")
+
+
+def test_a_refused_answer_leaves_what_was_left(world: World) -> None:
+    number = letter(world, None, "poison", invalid="has no id")
+    case_id = asked(world)
+    answered(world, case_id, "leave", who="bob", why="known")
+    with pytest.raises(DecisionRefused, match="carry no id"):
+        answered(world, case_id, "replay")
+    case, _ = show(world.conn, case_id)
+    assert (case.state, case.decision, case.decided_by, case.why) == ("decided", "leave", "bob", "known")
+    look_now(world)
+    triage(world)
+    assert (states(world)[number], case_state(world, case_id)) == ("open", "decided")
+
+
+def test_leaving_some_letters_leaves_the_case_open_for_the_others(world: World) -> None:
+    dead(world, "a", "poison")
+    dead(world, "b", "poison")
+    case_id = asked(world)
+    answered(world, case_id, "leave", message_ids=["a"])
+    assert case_state(world, case_id) == "open"
+    answered(world, case_id, "leave", who="bob")
+    assert case_state(world, case_id) == "decided"

@@ -12,6 +12,7 @@ import pytest
 from backstop.cases.actions import ACTIONS, actions_for
 from backstop.cases.close import close_satisfied
 from backstop.cases.decide import Decided, decide
+from backstop.cases.intend import begun
 from backstop.cases.look import list_cases, show
 from backstop.cases.open import open_case
 from backstop.config.connections import Connections
@@ -382,3 +383,121 @@ def test_the_settings_of_this_test_are_valid() -> None:
     from control_world import written_settings
 
     assert from_mapping(written_settings()).topics["refunds"].mode == "observe"
+
+
+def shown_now(world: World) -> dict[str, Any]:
+    """What a form that is written at this instant would keep."""
+    ((at, letter),) = world.control("SELECT clock_timestamp(), coalesce(max(dead_letter_id), 0) FROM dead_letter")
+    return {"at": at.isoformat(), "letter": letter}
+
+
+def test_a_refused_decision_leaves_a_case_that_was_left_as_it_was(world: World) -> None:
+    world.stub("a")
+    case_id = found(world, "overdue", "a")
+    decide(world.conn, world.settings, world.connections, case_id, "leave", "bob", "known")
+    left = world.control("SELECT state, decision, decided_by, why, decided_at FROM case_file")
+    for action in ("discard", "leave"):
+        with pytest.raises(DecisionRefused, match="Not among the open deliveries"):
+            decided(world, case_id, action, message_ids=["nobody"])
+    assert world.control("SELECT state, decision, decided_by, why, decided_at FROM case_file") == left
+    found(world, "overdue", "a")
+    assert [case.case_id for case in list_cases(world.conn, state=None)] == [case_id], "it is still left"
+
+
+def test_a_case_that_was_left_stays_open_for_what_joined_it_while_a_decision_was_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case_id = found(world, "overdue", "a")
+    decided(world, case_id, "leave")
+
+    def joins(*arguments: Any) -> None:
+        found(world, "overdue", "late")
+        raise StoreUnavailable("away", kept="-", next_step="-")
+
+    monkeypatch.setattr("backstop.cases.decide.settle_begun", joins)
+    with pytest.raises(StoreUnavailable):
+        decided(world, case_id, "discard")
+    assert world.control("SELECT state, decision, intention FROM case_file") == [("open", None, None)]
+
+
+@pytest.mark.parametrize(("where", "stands"), [("_plan", None), ("_finish", "void")])
+def test_an_intention_outlives_an_error_only_when_it_may_have_changed_a_producer(
+    world: World, monkeypatch: pytest.MonkeyPatch, where: str, stands: str | None
+) -> None:
+    world.stub("a", sends=4, status="exhausted")
+    case_id = found(world, "exhausted", "a")
+
+    def breaks(*arguments: Any) -> None:
+        raise psycopg2.OperationalError("the server closed the connection")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(f"backstop.cases.decide.{where}", breaks)
+        with pytest.raises(psycopg2.OperationalError):
+            decided(world, case_id, "void", once="run 1")
+    assert world.control("SELECT decision FROM case_file") == [(stands,)]
+    assert begun(world.conn, case_id, "run 1") is (stands is not None)
+    assert not begun(world.conn, case_id, "run 2"), "another answer is another"
+    decided(world, case_id, "void", once="run 1")
+    assert (state_of(world, case_id), begun(world.conn, case_id, "run 1")) == ("closed", True)
+
+
+def test_what_joins_a_case_after_it_was_shown_is_decided_only_where_it_is_named(world: World) -> None:
+    for name in ("seen", "late", "named"):
+        world.stub(name)
+    case_id = found(world, "overdue", "seen")
+    shown = shown_now(world)
+    found(world, "overdue", "late", "named")
+    done = decided(world, case_id, "discard", shown=shown)
+    assert done.left_out == ("late: it came after the question", "named: it came after the question")
+    assert (done.counts["discarded"], state_of(world, case_id)) == (1, "open")
+    with pytest.raises(DecisionRefused, match="came after the question"):
+        decided(world, case_id, "discard", shown=shown)
+    assert decided(world, case_id, "discard", shown=shown, message_ids=["named"]).counts["discarded"] == 1
+    assert world.control("SELECT message_id FROM delivery_decision ORDER BY 1") == [("named",), ("seen",)]
+    assert decided(world, case_id, "discard", shown=shown_now(world)).counts["discarded"] == 1
+    # A delivery that was done and is open again since is no longer what was shown.
+    other = found(world, "unknown", "x", "y")
+    shown = shown_now(world)
+    with world.conn, world.conn.cursor() as cur:
+        close_satisfied(cur, 0, [("orders", "y", "billing")])
+    found(world, "unknown", "y")
+    later = "SELECT message_id FROM case_member WHERE case_id = %s AND added_at > %s"
+    assert world.control(later, (other, shown["at"])) == [("y",)]
+
+
+def test_what_somebody_did_not_see_or_did_not_name_is_not_left_with_the_rest(world: World) -> None:
+    case_id = found(world, "overdue", "seen", "other")
+    shown = shown_now(world)
+    found(world, "overdue", "late")
+    done = decided(world, case_id, "leave", shown=shown)
+    (open_case,) = list_cases(world.conn)
+    assert done.left_out == (f"late: it is in case {open_case.case_id} now",)
+    assert [member.message_id for member in show(world.conn, open_case.case_id)[1]] == ["late"]
+    assert state_of(world, case_id) == "decided" and f"case/{open_case.case_id}" in alerts(world)
+    decided(world, open_case.case_id, "leave")
+    named = found(world, "unknown", "a", "b")
+    decided(world, named, "leave", message_ids=["a"])
+    ((rest,),) = world.control("SELECT message_id FROM case_member JOIN case_file USING (case_id) WHERE state = 'open'")
+    assert rest == "b"
+
+
+def test_a_case_that_came_back_ends_the_story_before_in_its_alerts(world: World) -> None:
+    def comes(severity: str = "warning") -> int:
+        with world.conn, world.conn.cursor() as cur:
+            return open_case(
+                cur, kind="dead_letters", topic="orders", group="billing", subject="1:x", severity=severity,
+                summary="dead letters", evidence={}, members=[("shop_a", "orders", "m", "billing")], run_id=None, reopens=True,
+            )  # fmt: skip
+
+    case_id = comes()
+    world.control("UPDATE case_file SET state = 'decided', decision = 'replay', decided_by = 'a', why = 'w', decided_at = now()")
+    assert comes() == case_id
+    first = f"case/{case_id}"
+    assert alerts(world) == [first, f"{first}/closed", f"{first}/reopened/1"]
+    world.control("UPDATE case_file SET state = 'closed', closed_at = now(), decided_at = NULL, decision = NULL")
+    world.control("INSERT INTO alert (case_id, dedup_key, severity, title, body) VALUES (%s, %s, 'info', 't', 'b')",
+                  (case_id, f"{first}/reopened/1/closed"))  # fmt: skip
+    comes()
+    world.control("DELETE FROM alert WHERE dedup_key = %s", (first,))
+    comes()
+    assert alerts(world)[1:] == [f"{first}/reopened/1", f"{first}/reopened/1/closed", f"{first}/reopened/2"]
