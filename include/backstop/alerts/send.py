@@ -18,6 +18,9 @@ import backstop
 TOO_LONG = "no answer in time"
 """The kind of failure of a channel that hangs: nothing more is tried with it now."""
 _START = 30.0
+_LATER = 5.0
+"""The process ends itself only when nobody has ended it in time; else it could be the quicker, and a hanging channel look like a
+broken process."""
 
 
 class Sender:
@@ -32,7 +35,7 @@ class Sender:
             [sys.executable, "-m", "backstop.alerts.send_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, env={**inherited, "PYTHONPATH": path}, start_new_session=True,
         )  # fmt: skip
-        channel = {"kind": kind, "url": raw(url), "timeout": timeout, "start": _START, "limit": self._limit}
+        channel = {"kind": kind, "url": raw(url), "timeout": timeout, "start": _START + _LATER, "limit": self._limit + _LATER}
         self.error = self._ask(channel, _START)
 
     def send(self, message: Mapping[str, Any]) -> str | None:
