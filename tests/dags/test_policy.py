@@ -19,6 +19,8 @@ LIGHT = ("watch", "deliver_alerts", "ask_people")
 """One task that is the whole duty: a minute is too short for a task of Airflow's at each end."""
 ASKING = {"decide_case": "ask", "replay_incident": "approve"}
 """Each run waits for a person, in this task: without a limit, beside others, and it is no run of a duty."""
+PATIENT = {("decide_case", "apply"): 30}
+"""A person's answer outlives an outage of hours; elsewhere the next run does."""
 BESIDE = {"reconcile": 3, "decide_case": 200, "replay_incident": 16}
 """How many runs may be at work at once; one of all others."""
 DUTIES = [name for name in DAGS if name not in LIGHT and name not in ASKING]
@@ -128,7 +130,7 @@ def test_a_dag_neither_runs_beside_itself_nor_catches_up_nor_hangs(bag: dict[str
             assert task["timeout"] is dag["timeout"] is None
         else:
             assert 0 < task["timeout"] < longest
-        assert 0 <= task["retries"] <= 3
+        assert 0 <= task["retries"] <= PATIENT.get((name, task_id), 3)
         assert task["owner"] == "backstop"
 
 
