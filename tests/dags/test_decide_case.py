@@ -349,7 +349,10 @@ def test_what_joined_since_the_form_was_written_is_asked_about_by_itself(control
 def test_a_run_that_is_cleared_shows_another_form_whose_answer_is_applied_too(control: Control) -> None:
     case_id = control.case("warning", "a", "b")
     people.form_of(case_id, "manual__1")
-    control.rows("UPDATE case_file SET evidence = %s", json.dumps({"decisions": [{"once": "manual__1 of the first form"}]}))
+    ((at,),) = control.rows("SELECT shown ->> 'at' FROM case_question")
+    decisions = [{"once": "manual__1"}, {"once": f"manual__1 {at}"}]
+    # What was decided by the first form covered only some of the case.
+    control.rows("UPDATE case_file SET evidence = %s", json.dumps({"decisions": decisions}))
     assert people.apply_answer(case_id, "manual__1", OLGA | {"inputs": {}})["how"] == "not_applied"
     people.form_of(case_id, "manual__1")
     assert people.apply_answer(case_id, "manual__1", OLGA)["how"] == "applied"
