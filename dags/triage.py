@@ -1,16 +1,16 @@
 """### triage: dead letters are emptied without loss, understood, decided, and a person is told
 
 Takes the letters out of the brokers' dead-letter queues, finds what they died of, discards what is proven done, asks for a
-replay of what is safe, and opens a case for the rest. Looks first, once a minute, in milliseconds: with no letter and nothing
-due all else is skipped. Nothing is published here: the DAG `resend` does that.
+replay of what is safe, and opens a case for the rest. Looks first, once a minute: with no letter and nothing due, or when what
+waits would only be decided the same once more, all else is skipped. Nothing is published here: the DAG `resend` does that.
 
     open_run >> drain >> [audit_drained, classify (Spark) >> audit_causes >> promote] >> decide_and_apply
              >> [audit_decisions, ask_for_resend] >> close_run
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run and looks whether there is anything to do. Red: another run is alive (wait for it), or a broker or
-  the control database is away (bring it back; letters wait in their queues).
+- **open_run** opens the run and looks whether there is anything to do, also at letters that wait (`unchanged` in its counts). Red:
+  another run is alive (wait for it), or a broker or the control database is away (bring it back; letters wait in their queues).
 - **drain** ends the replays that were published, then stores each letter and acknowledges it to the broker after that. Red: its
   log says what happened; clear it, or let the next run go on: a letter is stored once, whenever it was killed.
 - **audit_drained** checks that what was acknowledged is stored whole. Red: the button Data Docs shows the check that broke;

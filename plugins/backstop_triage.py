@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -33,11 +34,16 @@ def spark_from() -> int:
 
 @told
 def open_triage(topic: str | None, dry_run: bool) -> Opened | None:
-    """Opens a run over a topic (null: all) and counts. Null: there is nothing to do, and the run is recorded as done."""
+    """Opens a run over a topic (null: all) and counts. Null: there is nothing to do, and the run is recorded as done.
+
+    What is only due for another look is looked at here: while people are asked, a look that finds all as it was is the rule.
+    """
     from backstop.dead_letters.count_due import count_due
+    from backstop.dead_letters.postpone import postpone_unchanged
     from backstop.errors import ConfigurationError, Unavailable
     from backstop.records import Counts
-    from backstop.runs.run import close_run, open_run
+    from backstop.runs.control import connect
+    from backstop.runs.run import close_run, keep_alive, open_run
     from backstop.runs.scope import name_of
 
     with control_room() as room:
@@ -48,8 +54,14 @@ def open_triage(topic: str | None, dry_run: bool) -> Opened | None:
                 next_step=f"Name one of: {', '.join(room.settings.topics)}.",
             )
         run = open_run(room.control, "triage", name_of([topic] if topic else None), room.settings, dry_run=dry_run)
+        counts = Counts(due=0)
         try:
             due = count_due(room.settings, room.connections, room.control, run)
+            if not dry_run and due.total == due.to_decide > 0:
+                with keep_alive(lambda: connect(room.settings, room.connections), run):
+                    unchanged = postpone_unchanged(room.settings, room.connections, room.control, run)
+                counts.add("unchanged", unchanged)
+                due = replace(due, to_decide=max(0, due.to_decide - unchanged))
             if not due.total:
                 due.require_reachable()
         except BaseException as error:
@@ -58,7 +70,7 @@ def open_triage(topic: str | None, dry_run: bool) -> Opened | None:
             close_run(room.control, run, state, Counts(), error=str(error))
             raise
         if not due.total:
-            close_run(room.control, run, "done", Counts(due=0))
+            close_run(room.control, run, "done", counts)
             return None
         log.info("backstop: %s", due)
         return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "due": due.total}

@@ -12,11 +12,12 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 import backstop_incident as incident
 import backstop_triage as triage
 from backstop.brokers.open import open_broker
+from backstop.dead_letters.classify import rules_of
 from backstop.errors import BrokerUnavailable, ConfigurationError
 from backstop.records import Message
 from backstop_duty import SOMETHING_AWAY
 from control_world import World, servers, world  # noqa: F401
-from triage_world import dead, letters, requests
+from triage_world import dead, letters, look_now, requests
 
 OLGA = {"option": "replay", "inputs": {}, "user_id": "olga", "user_name": "olga"}
 FORM = {"topic": "orders", "from": None, "to": None, "verdicts": ["DEAD_LETTERED"], "causes": [], "group": None, "limit": None,
@@ -77,6 +78,67 @@ def test_a_letter_goes_through_the_steps_and_nothing_is_due_afterwards(world: Wo
     # It is looked at again later, because its work may be done by then; until that hour nothing is due.
     world.control("UPDATE dead_letter SET look_at = look_at + interval '1 hour'")
     assert triage.open_triage(None, False) is None
+
+
+def decided(world: World, message_id: str) -> dict[str, Any]:
+    """A poison letter that a round escalated a while ago and that is due for another look."""
+    dead(world, message_id, "poison")
+    world.control("UPDATE dead_letter SET classified_by = %s", (rules_of(world.settings).version,))
+    opened = triage.open_triage(None, False)
+    assert opened is not None and triage.decide(opened, Handed())["escalated"] >= 1
+    triage.close_triage(opened, [], [])
+    look_now(world)
+    return letters(world)[message_id]
+
+
+def test_a_letter_that_goes_on_waiting_for_a_person_is_only_looked_at_and_starts_no_steps(world: World) -> None:
+    before = decided(world, "m")
+    assert triage.open_triage(None, False) is None
+    assert world.control("SELECT state, counts FROM run ORDER BY run_id DESC LIMIT 1") == [("done", {"due": 0, "unchanged": 1})]
+    after = letters(world)["m"]
+    assert after.pop("look_at") > before.pop("look_at")
+    assert after == before
+    assert triage.open_triage(None, True) is None, "it is not due again at once"
+
+
+def test_letters_proven_done_later_are_discarded_soon(world: World) -> None:
+    decided(world, "m")
+    decided(world, "n")
+    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'm'")
+    opened = triage.open_triage(None, False)
+    assert opened is not None and opened["due"] == 1, "the other one is as it was"
+    assert triage.decide(opened, Handed())["discarded"] == 1
+    assert {name: one["state"] for name, one in letters(world).items()} == {"m": "discarded", "n": "open"}
+
+
+@pytest.mark.parametrize("changed", [
+    "UPDATE case_file SET state = 'closed', closed_at = now()",
+    "UPDATE dead_letter SET category = 'transient', classified_at = clock_timestamp()",
+    "UPDATE dead_letter SET reason = 'loop'",
+    "UPDATE dead_letter SET decision = NULL",
+])  # fmt: skip
+def test_what_is_to_be_decided_otherwise_than_it_was_starts_the_steps(world: World, changed: str) -> None:
+    decided(world, "m")
+    world.control(changed)
+    opened = triage.open_triage(None, False)
+    assert opened is not None and opened["due"] == 1
+
+
+def test_a_look_that_could_not_read_everything_is_left_to_the_steps_which_say_what_was_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided(world, "m")
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://127.0.0.1:1/none")
+    opened, handed = triage.open_triage(None, False), Handed()
+    assert opened is not None and opened["due"] == 1
+    triage.decide(opened, handed)
+    assert "billing" in handed.values[SOMETHING_AWAY]
+
+
+def test_a_dry_run_postpones_nothing(world: World) -> None:
+    decided(world, "m")
+    opened = triage.open_triage(None, True)
+    assert opened is not None and opened["due"] == 1
 
 
 def test_a_broker_that_is_away_stops_no_step_and_ends_the_run_incomplete(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

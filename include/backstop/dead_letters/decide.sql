@@ -107,6 +107,16 @@ FROM jsonb_to_recordset(%(rows)s::jsonb) AS x(dead_letter_id bigint, state text,
     look_at timestamptz, case_id bigint, shard text, send_number integer, proof jsonb, answered boolean, left_in_case bigint)
 WHERE d.dead_letter_id = x.dead_letter_id AND d.state = 'open';
 
+-- name: postpone: letters that the transaction holds, of which the same was decided as before: only the next look is later
+-- Not when the case of an escalated one is no longer open: then it is to be opened again.
+UPDATE dead_letter d
+SET look_at = x.look_at
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS x(dead_letter_id bigint, decision text, reason text, look_at timestamptz)
+WHERE d.dead_letter_id = x.dead_letter_id AND d.state = 'open' AND d.decision = x.decision AND d.reason = x.reason
+    AND d.classified_at <= d.decided_at
+    AND (d.decision <> 'escalate'
+        OR EXISTS (SELECT 1 FROM case_file c WHERE c.case_id = d.case_id AND c.kind = 'dead_letters' AND c.state = 'open'));
+
 -- name: leave_case: members of these deliveries in these cases of which the case has no letter any more that is not discarded
 UPDATE case_member m SET settled_at = clock_timestamp()
 FROM case_file c
