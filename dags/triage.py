@@ -9,7 +9,7 @@ waits would only be decided the same once more, all else is skipped. Nothing is 
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run and looks whether there is anything to do, also at letters that wait (`unchanged` in its counts). Red:
+- **open_run** opens the run and looks whether there is anything to do, also at letters that wait (counted `unchanged`). Red:
   another run is alive (wait for it), or a broker or the control database is away (bring it back; letters wait in their queues).
 - **drain** ends the replays that were published, then stores each letter and acknowledges it to the broker after that. Red: its
   log says what happened; clear it, or let the next run go on: a letter is stored once, whenever it was killed.
