@@ -174,7 +174,7 @@ class WatchSettings(_Frozen):
     """Who watches Backstop itself."""
 
     allowed_age: dict[Name, Duration] = Field(
-        default={duty: timedelta(hours=1) for duty in ("reconcile", "resend", "sweep")},
+        default={duty: timedelta(hours=1) for duty in ("reconcile", "resend", "sweep", "triage")},
         description="for each scheduled duty, how long ago it may have succeeded last; more than its longest run and interval",
     )
 
