@@ -13,7 +13,7 @@ from backstop.dead_letters.replay_incident import Mode, Plan, Wanted, run_incide
 from backstop.errors import DecisionRefused
 from backstop.records import Counts
 from control_world import World, servers, world  # noqa: F401
-from triage_world import cases, classify, dead, letters, requests, resend, set_policy, triage
+from triage_world import cases, classify, dead, letter, letters, requests, resend, set_policy, triage
 
 
 def replayed(
@@ -71,6 +71,32 @@ def test_what_moved_on_after_the_plan_is_not_sent(world: World) -> None:
     replayed(world, plan=plan.incident_id)
     assert resend(world)["published"] == 1
     assert {row[0]: row[4] for row in requests(world)} == {"a": "not_needed", "b": "sent"}
+
+
+def test_what_died_after_the_plan_is_not_asked_for(world: World) -> None:
+    lost(world, "a", "b")
+    plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",))
+    letter(world, "a", "poison")
+    _, counts = replayed(world, plan=plan.incident_id)
+    assert (counts["moved_on"], [row[0] for row in requests(world)]) == (1, ["b"])
+
+
+def test_what_died_after_it_was_asked_for_waits_for_who_decides_its_letter(world: World) -> None:
+    lost(world, "a")
+    replayed(world, verdicts=("UNSENT",))
+    letter(world, "a", "poison")
+    assert (resend(world).get("published", 0), requests(world)[0][4]) == (0, "open")
+
+
+def test_a_plan_that_joins_a_persons_request_leaves_it_theirs(world: World) -> None:
+    lost(world, "a")
+    plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",))
+    world.control(
+        "INSERT INTO resend_request (shard, topic, message_id, send_number, groups, reason, requested_by, route, run_id)"
+        " VALUES ('shop_a', 'orders', 'a', 1, '{billing}', 'lost', 'case 7', 'topic', %s)", (plan.incident_id,)
+    )  # fmt: skip
+    assert replayed(world, plan=plan.incident_id)[1]["joined"] == 1
+    assert requests(world)[0][3] == "case 7"
 
 
 def test_only_the_window_is_replayed(world: World) -> None:

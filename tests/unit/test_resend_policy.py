@@ -30,9 +30,11 @@ from backstop.resend.policy import (
     Postpone,
     Send,
     backoff,
+    by_incident,
     choose_route,
     decide,
     expected_queue_delay,
+    is_by_person,
 )
 from backstop.resend.publish import as_copy
 from backstop.resend.recover import LeftBehind, end_of
@@ -142,11 +144,18 @@ def test_triage_overrules_what_a_person_overrules(verdict: Verdict) -> None:
     assert decided(judged("billing", verdict), by="triage") == decided(judged("billing", verdict), by="case 3")
 
 
-def test_triage_waits_for_another_letter_that_nobody_has_decided() -> None:
+@pytest.mark.parametrize("by", ["triage", "ann (incident 3)"])
+def test_triage_and_a_plan_wait_for_another_letter_that_nobody_has_decided(by: str) -> None:
     dead, stalled = judged("billing", Verdict.DEAD_LETTERED), judged("shipping", Verdict.STALLED)
-    assert isinstance(decided(dead, by="triage"), Postpone)
+    assert isinstance(decided(dead, by=by), Postpone)
     assert isinstance(decided(dead, by="case 3"), Send)
-    assert decided(dead, stalled, by="triage") == Send(("shipping",), "topic"), "what joined its request is not replayed by it"
+    assert decided(dead, stalled, by=by) == Send(("shipping",), "topic"), "what joined its request is not replayed by it"
+
+
+def test_only_who_looked_at_the_delivery_itself_counts_as_a_person() -> None:
+    assert [is_by_person(by) for by in ("case 3", "by hand: ann", "ann (incident 3)", "triage", "reconcile")] == [
+        True, True, False, False, False]  # fmt: skip
+    assert not is_by_person(by_incident("ann", 3))
 
 
 @pytest.mark.parametrize(("verdict", "by"), list(product(sorted(WAITS), ["reconcile", "triage", "case 3"])))
@@ -168,7 +177,8 @@ def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case
     lost = judged("billing", Verdict.LOST, eligible=True)
     blocked = {"billing": "guard", "shipping": "no"}
     assert decided(lost, duplicates=blocked) == NotNeeded(NO_ROUTE)
-    assert decided(judged("billing", Verdict.STALLED), duplicates=blocked, by="triage") == NotNeeded(NO_ROUTE)
+    for by in ("triage", "ann (incident 3)"):
+        assert decided(judged("billing", Verdict.STALLED), duplicates=blocked, by=by) == NotNeeded(NO_ROUTE)
     assert decided(lost, duplicates=blocked, by="case 5") == Send(("billing",), "topic"), (
         "a person decided so"
     )

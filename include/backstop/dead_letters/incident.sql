@@ -66,6 +66,13 @@ ORDER BY i.place
 LIMIT %(limit)s
 FOR UPDATE OF i;
 
+-- name: other_letters: places of deliveries that have an open letter which the plan does not know: it died (again) since
+SELECT DISTINCT i.place
+FROM incident_delivery i
+JOIN dead_letter d ON d.topic = i.topic AND d.message_id = i.message_id
+    AND (d.consumer_group IS NULL OR d.consumer_group = i.consumer_group)
+WHERE i.run_id = %(run_id)s AND i.place = ANY (%(places)s) AND d.state = 'open' AND d.dead_letter_id <> ALL (i.letters);
+
 -- name: asked: these places of a plan were asked for
 UPDATE incident_delivery SET asked_at = clock_timestamp() WHERE run_id = %(run_id)s AND place = ANY (%(places)s);
 

@@ -22,7 +22,7 @@ from backstop.dead_letters.plan_incident import Plan, Wanted, plan, read_plan
 from backstop.errors import DecisionRefused, Unavailable
 from backstop.named_sql import load
 from backstop.records import Counts
-from backstop.resend.request import Ask, ask, ramped_topics
+from backstop.resend.request import Ask, ask, by_incident, ramped_topics
 from backstop.runs.control import connect
 from backstop.runs.run import DEAD_AFTER, Run, close_run, hold, keep_alive, open_run
 from backstop.runs.scope import name_of
@@ -80,11 +80,13 @@ def _ask_for(
     cur: Any, settings: Settings, run: Run, incident_id: int, who: str, rate: float | None, rows: list[tuple[Any, ...]]
 ) -> Counts:
     places = [row[0] for row in rows]
-    # A letter that was left, decided or classified anew since the plan is not what was approved.
+    # A letter that was left, decided or classified anew since the plan, or that came since, is not what was approved.
     held = lock_seen(cur, [one for row in rows for one in row[9]])
-    wanted = [row for row in rows if held.issuperset(row[8])]
+    cur.execute(_SQL["other_letters"], {"run_id": incident_id, "places": places})
+    others = {place for (place,) in cur.fetchall()}
+    wanted = [row for row in rows if held.issuperset(row[8]) and row[0] not in others]
     asks = [
-        Ask(shard, topic, message_id, number, (group,), reason, f"{who} (incident {incident_id})", route)
+        Ask(shard, topic, message_id, number, (group,), reason, by_incident(who, incident_id), route)
         for _, shard, topic, message_id, group, number, route, reason, _, _ in wanted
     ]
     counts = ask(cur, asks, run.run_id, ramped_topics(settings))

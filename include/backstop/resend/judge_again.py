@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backstop.resend.claim import Lot, Request, Worker
-from backstop.resend.policy import MACHINES, Decision, NotNeeded, Postpone, decide
+from backstop.resend.policy import Decision, NotNeeded, Postpone, decide, is_by_incident, is_by_person
 from backstop.resend.request import duplicates_of
 from backstop.verdicts.judge import Judgement
 
@@ -40,7 +40,8 @@ def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[
         else:
             created, deliveries = created_at[request.key], told.get(request.key, ())
             # Everything that `decide` reads of a message: two with the same of it are decided alike.
-            asker = request.requested_by if request.requested_by in MACHINES else "a person"
+            asker = "a person" if is_by_person(request.requested_by) else request.requested_by
+            asker = "an incident" if is_by_incident(asker) else asker
             situation = (request.groups, asker, deliveries, created <= too_old)
             if situation not in decided:
                 decided[situation] = decide(

@@ -13,7 +13,7 @@ from backstop.cases.open import open_case
 from backstop.records import Key, Verdict
 from backstop.resend.claim import Lot, Request, Worker
 from backstop.resend.order_policy import STUCK, CaseKind, decide_order
-from backstop.resend.policy import MACHINES, Decision, Send
+from backstop.resend.policy import Decision, Send, is_by_person
 from backstop.runs.run import hold
 from backstop.stores.protocol import Neighbours
 
@@ -73,14 +73,14 @@ def keep_order(
             heads.setdefault(judged.message_id, set()).add(judged.verdict)
     else:
         later = worker.instant() + worker.policy(lot.topic).recheck
-    lines = _lines_of_people(worker, lot, [r for r, _ in sends if r.requested_by not in MACHINES], around, heads)
+    lines = _lines_of_people(worker, lot, [r for r, _ in sends if is_by_person(r.requested_by)], around, heads)
     for request, send in sends:
         near = around.get(request.key)
         answer = decide_order(
             send, near, heads.get(near.open_before, ()) if near and near.open_before else (),
-            by_person=request.requested_by not in MACHINES, gap=worker.policy(lot.topic).ordering_gap, later=later,
+            by_person=is_by_person(request.requested_by), gap=worker.policy(lot.topic).ordering_gap, later=later,
             moving=lines[near.ordering_key].before(request.key.message_id)
-            if near and near.ordering_key in lines and request.requested_by not in MACHINES else None,
+            if near and near.ordering_key in lines and is_by_person(request.requested_by) else None,
         )  # fmt: skip
         kept[request.request_id] = answer.decision
         if near is not None and answer.case is not None:

@@ -8,6 +8,7 @@ is random.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,7 +26,8 @@ TRIAGE = "triage"
 """Asks by machine for a dead letter whose cause lets it be replayed: of a delivery that is not done, and has no letter that is
 undecided. The rules of routes and order hold for it."""
 MACHINES = frozenset({RECONCILE, TRIAGE})
-"""Everybody else is a person, who looked."""
+"""Everybody else is a person: one who looked at the delivery itself, or one who chose many at once by a plan (by_incident)."""
+_INCIDENT = re.compile(r" \(incident \d+\)$")
 NO_ROUTE = "no_route"
 """The error of a request that cannot be sent without reaching a group that takes no duplicates; reconcile
 makes the case."""
@@ -62,6 +64,21 @@ class Postpone:
 
 
 Decision = Send | NotNeeded | Postpone
+
+
+def by_incident(who: str, incident_id: int) -> str:
+    """Who asks for what is in a plan: a person, who saw counts and a few examples of it, and no delivery by itself."""
+    return f"{who} (incident {incident_id})"
+
+
+def is_by_incident(requested_by: str) -> bool:
+    """As triage's: a dead letter that the plan does not know stops it, and the rules of routes and order hold."""
+    return _INCIDENT.search(requested_by) is not None
+
+
+def is_by_person(requested_by: str) -> bool:
+    """Whether somebody looked at this delivery: they may overrule what holds machines back."""
+    return requested_by not in MACHINES and not is_by_incident(requested_by)
 
 
 def backoff(n: int, key: Key, policy: Policy) -> timedelta:
@@ -121,7 +138,6 @@ def decide(
 
     Groups that need no copy any more, or not yet, are left out of the send; the others do not wait for them.
     """
-    person = requested_by not in MACHINES
     mine = [one for one in judged if asked is None or one.consumer_group in asked]
     if as_of >= created_at + policy.replay_horizon:
         return NotNeeded(TOO_OLD)
@@ -136,7 +152,7 @@ def decide(
     if send:
         verdicts = {one.consumer_group: str(one.verdict) for one in judged}
         route = choose_route(send, duplicates, verdicts, own_retry_topic=own_retry_topic)
-        if route is None and not person:
+        if route is None and not is_by_person(requested_by):
             return NotNeeded(NO_ROUTE)
         everybody = set(send) == set(duplicates) and route != "group"
         return Send(None if everybody else tuple(sorted(send)), route or "topic")
@@ -153,9 +169,9 @@ def _may_send(one: Told, requested_by: str) -> bool:
 
 
 def _undecided(one: Told, requested_by: str) -> bool:
-    """What triage asked for has no open letter any more: one that is there is another one, which perhaps a person must decide.
-    It may also be of a group that joined the request."""
-    return requested_by == TRIAGE and one.verdict is Verdict.DEAD_LETTERED
+    """What triage or a plan asked for has no open letter any more: one that is there is another one, which perhaps a person must
+    decide. It may also be of a group that joined the request."""
+    return one.verdict is Verdict.DEAD_LETTERED and (requested_by == TRIAGE or is_by_incident(requested_by))
 
 
 def _waits(one: Told, requested_by: str, duplicates: Mapping[str, str]) -> bool:

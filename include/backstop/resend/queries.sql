@@ -2,7 +2,8 @@
 
 -- name: ask: new requests; closed ones whose number is still free are opened again, open ones get the groups added
 -- A row that is claimed or whose number was published is not returned, because it is not touched. A person's request stays a
--- person's, whoever joins it, and triage's stays triage's when reconcile joins. What a person gave up only a person asks for again.
+-- person's, whoever joins it (also by a plan of an incident), and triage's stays triage's when reconcile joins. What a person gave
+-- up only a person asks for again.
 INSERT INTO resend_request AS r (shard, topic, message_id, send_number, groups, reason, requested_by, route, held, run_id)
 SELECT a.shard, a.topic, a.message_id, a.send_number, a.groups, a.reason, a.requested_by, a.route, a.held, %(run_id)s
 FROM jsonb_to_recordset(%(asks)s::jsonb) AS a(shard text, topic text, message_id text, send_number int, groups text[],
@@ -18,7 +19,9 @@ ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
     reason = CASE WHEN r.state = 'open' THEN r.reason ELSE excluded.reason END,
     requested_by = CASE
         WHEN r.state = 'open' AND (excluded.requested_by = 'reconcile'
-            OR excluded.requested_by = 'triage' AND r.requested_by <> 'reconcile') THEN r.requested_by
+            OR excluded.requested_by = 'triage' AND r.requested_by <> 'reconcile'
+            OR excluded.requested_by ~ ' \(incident \d+\)$' AND r.requested_by NOT IN ('reconcile', 'triage'))
+            THEN r.requested_by
         ELSE excluded.requested_by
     END,
     route = CASE WHEN r.state = 'open' AND r.groups IS DISTINCT FROM excluded.groups THEN 'topic' ELSE excluded.route END,

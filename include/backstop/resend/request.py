@@ -13,6 +13,7 @@ from backstop.named_sql import load
 from backstop.records import Counts, Key
 from backstop.resend.policy import TRIAGE as TRIAGE  # whose the requests are that come through this door by machine
 from backstop.resend.policy import Route, choose_route
+from backstop.resend.policy import by_incident as by_incident
 
 _SQL = load("backstop.resend", "queries.sql")
 FOR_GOOD = "refused for good: "
