@@ -225,8 +225,14 @@ def apply_answer(case_id: int, dag_run_id: str, answer: Answer | None) -> dict[s
 
 
 def options_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The form's fields as cases.decide takes them. Raises DecisionRefused for base64 that is none."""
+    """The form's fields as cases.decide takes them. Raises DecisionRefused for base64 that is none, and for two contents."""
+    from backstop.errors import DecisionRefused
+
     options: dict[str, Any] = {name: inputs[name] for name in ("more", "sample") if name in inputs}
+    if "content" in inputs and "content_base64" in inputs:
+        raise DecisionRefused(
+            "The new content is given twice.", kept="Nothing was applied.", next_step="Answer again with one of them."
+        )
     if "content" in inputs:
         options["content"] = str(inputs["content"]).encode()
     elif "content_base64" in inputs:

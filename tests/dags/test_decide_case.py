@@ -18,6 +18,7 @@ import backstop_decide as people
 from backstop.cases.open import open_case
 from backstop.cases.question_text import code, plain
 from backstop.cases.questions import choose, end, live
+from backstop.errors import DecisionRefused
 from backstop.local.postgres import Postgres
 from backstop.schema.revisions import whole
 from letters import INSERT, values
@@ -386,6 +387,19 @@ def test_a_null_byte_is_refused_and_not_dropped(control: Control) -> None:
     control.choose()
     done = people.apply_answer(case_id, ask(control, case_id), answer)
     assert done["how"] == "not_applied" and "null byte in content" in done["said"] and "base64" in done["said"]
+
+
+def test_a_field_of_another_answer_is_refused_with_the_reason_and_asked_again(control: Control) -> None:
+    case_id = control.case()
+    control.choose()
+    run = ask(control, case_id)
+    done = people.apply_answer(case_id, run, OLGA | {"option": "discard", "inputs": {"why": "seen", "more": 2}})
+    assert done["how"] == "not_applied" and "does not take a number of more sends" in done["said"]
+    assert control.rows("SELECT state FROM case_file WHERE case_id = %s", case_id) == [("open",)]
+    assert control.choose() == [(case_id, f"case-{case_id}-2")]
+    assert "does not take a number of more sends" in people.form_of(case_id, f"case-{case_id}-2")["body"]
+    with pytest.raises(DecisionRefused, match="given twice"):
+        people.options_of({"content": "a", "content_base64": "YQ=="})
 
 
 def test_ids_in_the_form_are_taken_as_they_are_one_a_line() -> None:

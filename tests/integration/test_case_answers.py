@@ -224,6 +224,21 @@ def test_a_sample_replays_a_few_and_leaves_the_case_open_for_the_rest(world: Wor
     assert summary.startswith("1 dead letter of orders")
 
 
+@pytest.mark.parametrize(
+    ("action", "options"),
+    [("replay", {"sample": 1}), ("replay", {"content": b"{}"}), ("discard", {"more": 2}), ("edit", {"sample": 1})],
+)
+def test_an_answer_with_an_option_of_another_is_refused_and_changes_nothing(
+    world: World, action: str, options: dict[str, Any]
+) -> None:
+    for name in ("a", "b"):
+        dead(world, name, "poison")
+    case_id = asked(world)
+    with pytest.raises(DecisionRefused, match=f"answer {action} .* does not take (a|the) "):
+        answered(world, case_id, action, **options)
+    assert (requests(world), set(states(world).values()), case_state(world, case_id)) == ([], {"open"}, "open")
+
+
 def test_an_answer_may_name_letters_or_messages(world: World) -> None:
     first, second = dead(world, "a", "poison"), dead(world, "b", "poison")
     case_id = asked(world)

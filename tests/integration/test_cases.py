@@ -15,6 +15,7 @@ from backstop.cases.decide import Decided, decide
 from backstop.cases.intend import begun
 from backstop.cases.look import list_cases, show
 from backstop.cases.open import open_case
+from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.errors import DecisionRefused, StoreUnavailable
@@ -389,6 +390,23 @@ def shown_now(world: World) -> dict[str, Any]:
     """What a form that is written at this instant would keep."""
     ((at, letter),) = world.control("SELECT clock_timestamp(), coalesce(max(dead_letter_id), 0) FROM dead_letter")
     return {"at": at.isoformat(), "letter": letter}
+
+
+def test_a_decision_with_an_option_that_its_action_does_not_take_is_refused(world: World) -> None:
+    world.stub("a")
+    world.stub("b")
+    case_id = found(world, "unknown", "a", "b")
+    for options in ({"letters": [1]}, {"more": 2}, {"sample": 1}, {"content": b""}):
+        with pytest.raises(DecisionRefused, match="does not take") as refusal:
+            decided(world, case_id, "discard", **options)
+        assert "It takes a choice of messages (--message)" in refusal.value.next_step
+    assert world.control("SELECT count(*) FROM delivery_decision") == [(0,)]
+    assert run_app(["cases", "decide", str(case_id), "discard", "--more", "1", "--why", "x"]) == DecisionRefused.exit_code
+    assert world.control("SELECT state FROM case_file") == [("open",)]
+    for kind in ("ramp_stopped", "new_epoch"):
+        action = {"ramp_stopped": "go_on", "new_epoch": "accept"}[kind]
+        with pytest.raises(DecisionRefused, match="does not take a choice of messages"):
+            decided(world, found(world, kind, "a"), action, message_ids=["a"])
 
 
 def test_a_refused_decision_leaves_a_case_that_was_left_as_it_was(world: World) -> None:

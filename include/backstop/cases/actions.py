@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from backstop.config.settings import Policy
 from backstop.records import Verdict
@@ -40,12 +42,40 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
     "lease_leak": ("leave",),
     "repeated_failure": ("leave",),
 }
+OPTIONS: dict[str, str] = {
+    "message_ids": "a choice of messages (--message)",
+    "letters": "a choice of dead letters (--letter)",
+    "more": "a number of more sends (--more)",
+    "sample": "the size of a sample (--sample)",
+    "content": "a new content (--content-file, --content-text, --content-base64)",
+}
+"""What may be said beside an action, in words."""
+_CHOICE: dict[str, tuple[str, ...]] = {
+    "raise": ("message_ids", "more"), "accept": (), "go_on": (), "give_up": (),
+    "replay_sample": ("message_ids", "letters", "sample"), "edit": ("message_ids", "letters", "content"),
+}  # fmt: skip
 _DONE = (Verdict.CONFIRMED, Verdict.VOIDED)
 
 
 def actions_for(kind: str) -> tuple[str, ...]:
     """The actions that a case of this kind offers."""
     return _BY_KIND[kind]
+
+
+def options_for(kind: str, action: str) -> tuple[str, ...]:
+    """What may be said beside this action in a case of this kind."""
+    named = _CHOICE.get(action, ("message_ids", "letters"))
+    return named if kind == "dead_letters" else tuple(name for name in named if name != "letters")
+
+
+def why_not_with(kind: str, action: str, options: Mapping[str, Any]) -> str | None:
+    """Why these options do not belong to the action, as a sentence; null: they do.
+
+    An option that would be passed over may be what narrows the decision: whoever gave it wants less than would be done.
+    """
+    known = options_for(kind, action)
+    strange = [words for name, words in OPTIONS.items() if options.get(name) is not None and name not in known]
+    return f"The answer {action} to a case of kind {kind} does not take {' and '.join(strange)}." if strange else None
 
 
 def is_done(judged: Judged) -> bool:

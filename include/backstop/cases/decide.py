@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from backstop.cases.actions import actions_for, is_done, why_not
+from backstop.cases.actions import OPTIONS, actions_for, is_done, options_for, why_not, why_not_with
 from backstop.cases.close import close_settled, settle
 from backstop.cases.intend import Decided, Intent, intended, reach, record, refused, require_mine
 from backstop.cases.look import Case, show
@@ -55,12 +55,12 @@ def decide(
 
     options: `more` (raise: sends beyond those handed out, 1), `message_ids` (only these), `once` (names the answer: the same
     name is applied once), `shown` (`at`, `letter`: what the person saw; what came later is decided only where it is named); for
-    dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the case as it is now,
-    StoreUnavailable when the state could not be read again.
+    dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the case as it is now, or an
+    option does not belong to the action (actions.options_for); StoreUnavailable when the state could not be read again.
     """
     options = options or {}
     case, _ = show(conn, case_id, members=0)
-    _check(case, action, who, why)
+    _check(case, action, who, why, options)
     once = options.get("once")
     applied = once is not None and any(entry.get("once") == once for entry in case.evidence.get("decisions", ()))
     if applied or ((case.decision, case.decided_by, case.why) == (action, who, why) and case.state != "open"):
@@ -84,12 +84,15 @@ def decide(
         return _finish(conn, settings, intent, plan, counts, partial)
 
 
-def _check(case: Case, action: str, who: str, why: str) -> None:
+def _check(case: Case, action: str, who: str, why: str, options: Mapping[str, Any]) -> None:
     if action not in actions_for(case.kind):
         raise refused(
             f"A case of kind {case.kind} cannot be decided by {action!r}.",
             f"Choose one of: {', '.join(actions_for(case.kind))}.",
         )
+    if unfit := why_not_with(case.kind, action, options):
+        taken = [OPTIONS[name] for name in options_for(case.kind, action)]
+        raise refused(unfit, f"It takes {', '.join(taken) or 'none'}: leave the rest out, or choose another answer.")
     if not who.strip() or not why.strip():
         raise refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
 

@@ -93,7 +93,9 @@ def decide_one(
     action: Annotated[str, typer.Argument(help="What to do; `cases show` lists what fits.")],
     why: Annotated[str, typer.Option("--why", help="The reason; it is kept with the case.")],
     by: Annotated[str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")] = None,
-    more: Annotated[int, typer.Option("--more", min=1, max=100, help="For raise: how many more sends.")] = 1,
+    more: Annotated[
+        int | None, typer.Option("--more", min=1, max=100, help="For raise: how many more sends; default: 1.")
+    ] = None,
     message: Annotated[list[str] | None, typer.Option("--message", help="Only this message id; may be repeated.")] = None,
     letter: Annotated[list[int] | None, typer.Option("--letter", help="Only this dead letter; may be repeated.")] = None,
     sample: Annotated[int | None, typer.Option("--sample", min=1, help="For replay_sample: how many deliveries.")] = None,
@@ -108,7 +110,9 @@ def decide_one(
     from backstop.cases.decide import decide
 
     settings, known = context.load_settings(), context.connections()
-    options: dict[str, Any] = {"more": more}
+    options: dict[str, Any] = {}
+    if more is not None:
+        options["more"] = more
     if message:
         options["message_ids"] = message
     if letter:

@@ -46,6 +46,10 @@ def replay(
     settings, known, who = context.load_settings(), context.connections(), by or out.who()
     wanted: Wanted | int
     if stored is not None:
+        _refuse_choice({
+            "--topic": topic, "--from": start, "--to": end, "--verdict": verdict, "--cause": cause, "--group": group,
+            "--limit": limit, "--rate": rate, "--why": why or None,
+        })  # fmt: skip
         wanted = stored
     elif topic is None:
         raise _misused("Nothing says what is wanted.", "Name the topic (--topic), or a plan (--plan).")
@@ -76,6 +80,15 @@ def _show(plan: Plan) -> None:
         out.line(f"  left out {number}: {reason}")
     if plan.too_wide:
         out.line("  more than the blast radius: all of it needs --approve", style="yellow")
+
+
+def _refuse_choice(given: dict[str, object]) -> None:
+    """A stored plan is asked for whole: an option that narrows it would be passed over."""
+    if names := [name for name, value in given.items() if value is not None]:
+        raise _misused(
+            f"--plan takes no {', '.join(names)}: what is sent, and why, was stored with the plan.",
+            "Leave them out, or make another plan without --plan.",
+        )
 
 
 def _misused(what: str, next_step: str) -> ConfigurationError:
