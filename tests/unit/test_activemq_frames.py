@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from backstop.brokers.activemq.decode import headers_of, letter_of, message_of, stored_at
 from backstop.brokers.activemq.frames import Frame, Malformed, Reader, encode
 from backstop.brokers.activemq.names import Names
+from backstop.dead_letters.storable import make_storable
 from backstop.records import ID_HEADER, Message
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=30)
@@ -66,6 +69,29 @@ def test_a_foreign_count_of_deliveries_that_is_no_number_of_ours_makes_no_letter
 ) -> None:
     letter = letter_of(Frame("MESSAGE", {"message-id": "1", **written}, b""), Names(), "ActiveMQ.DLQ")
     assert letter.deliveries == deliveries
+
+
+ANY = st.text(st.characters(), max_size=20) | st.sampled_from(["\ud800", "\udfff", "\x00"])
+OURS = ["backstop-headers", "backstop-tag", "backstop-key", "backstop-error"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(OURS), st.dictionaries(ANY, ANY)),
+    st.binary(max_size=20), ANY,
+)  # fmt: skip
+def test_whatever_a_program_wrote_into_our_headers_the_letter_is_read_and_keeps_it(
+    ours: dict[str, dict[str, str]], content: bytes, message_id: str
+) -> None:
+    """Half a surrogate among them is no text that can be encoded, and stopped its queue for ever."""
+    more = {**ours.get("backstop-headers", {}), ID_HEADER: message_id}
+    frame = Frame("MESSAGE", {"message-id": "1", **{name: json.dumps(value) for name, value in ours.items()},
+                              "backstop-headers": json.dumps(more)}, content)  # fmt: skip
+    letter = letter_of(frame, Names(), "DLQ.Consumer.billing.VirtualTopic.orders")
+    assert (letter.content, json.loads(letter.headers), letter.message_id) == (content, more, message_id or None)
+    assert (letter.topic, letter.group) == ("orders", "billing")
+    stored = make_storable(letter)
+    assert stored.headers == letter.headers
+    assert (stored.message_id is None) == (stored.invalid is not None)
 
 
 @pytest.mark.parametrize("written", ["9" * 5000, "9" * 15, "soon", ""])

@@ -112,12 +112,20 @@ def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
     message_id = headers.get(ID_HEADER) or None
     return DeadLetter(
         queue=queue, broker_id=frame.headers.get("message-id", ""), group=group, topic=topic, message_id=message_id,
-        content=frame.body, headers=json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode(),
+        content=frame.body, headers=_as_json(headers),
         properties=brokers_headers(frame), cause=cause, error=_text(frame.headers.get(ERROR)) or "",
         deliveries=_number(counted, 9),
         tag=_text(frame.headers.get(TAG)), partition_key=_text(frame.headers.get(KEY)),
         invalid=None if message_id and topic else "it carries no message id" if topic else "it names no topic of ours",
     )  # fmt: skip
+
+
+def _as_json(headers: dict[str, str]) -> bytes:
+    """Text to text; half a surrogate, which a program may have written into our header of headers, stays as its escape."""
+    try:
+        return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(headers, separators=(",", ":")).encode()
 
 
 def _number(text: str, digits: int) -> int | None:
