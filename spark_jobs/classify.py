@@ -67,7 +67,10 @@ def main(arguments: argparse.Namespace) -> Counts:
     settings, connections = load(), Connections()
     with closing(connect(settings, connections)) as control:
         found = find(control, arguments.run_id, arguments.token)
-    return run(start_session("backstop classify"), settings, connections, found)
+    # A session may start slowly, or wait for executors: the run is not dead meanwhile.
+    with keep_alive(lambda: connect(settings, connections), found):
+        spark = start_session("backstop classify")
+    return run(spark, settings, connections, found)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,10 @@ def main(arguments: argparse.Namespace) -> Counts:
         found = find(control, arguments.run_id, arguments.token)
     finally:
         control.close()
-    return run(start_session("backstop reconcile"), settings, connections, found)
+    # A session may start slowly, or wait for executors: the run is not dead meanwhile.
+    with keep_alive(lambda: connect(settings, connections), found):
+        spark = start_session("backstop reconcile")
+    return run(spark, settings, connections, found)
 
 
 if __name__ == "__main__":
