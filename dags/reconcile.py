@@ -113,7 +113,8 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     schedule=every("BACKSTOP_RECONCILE_SCHEDULE", "10m"),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
-    max_active_runs=3,  # a topic or a window by hand need not wait for the scheduled run; leases keep equal scopes apart
+    # A topic or a window by hand need not wait for the scheduled run; leases keep equal scopes apart.
+    max_active_runs=int(os.environ.get("BACKSTOP_RECONCILE_AT_ONCE") or 3),
     dagrun_timeout=timedelta(hours=3),
     default_args={
         "owner": "backstop",

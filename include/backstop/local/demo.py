@@ -35,6 +35,8 @@ LAST_RUNS_SECONDS = 300.0
 SCHEDULES = {
     # As often as two cores can: a run that finds nothing due costs them the start of a process.
     "BACKSTOP_RECONCILE_SCHEDULE": "8s",
+    # Nobody reconciles by hand here; while a run is at work, each that began beside it would only be refused.
+    "BACKSTOP_RECONCILE_AT_ONCE": "1",
     "BACKSTOP_RESEND_SCHEDULE": "20s",
     "BACKSTOP_SWEEP_SCHEDULE": "30s",
     "BACKSTOP_TRIAGE_SCHEDULE": "30s",
