@@ -14,7 +14,8 @@ What each task does, and what to do when it is red:
   radius of the policy that was triggered by somebody who may decide (as in `decide_case`). Red: Airflow could not write the
   question; clear it.
 - **replay** asks for the planned deliveries: with `canary` the first few, with `full` all. Skipped: a dry run, or the answer was
-  no. Red: clear it; what was asked for already is asked for once. What moved on since the plan is left out.
+  no. Red: clear it; what was asked for already is asked for once. What moved on since the plan is left out. Red because the plan
+  is another one than was answered about (`plan` was cleared by itself): clear `approve` and what follows it.
 - **ask_for_resend** wakes the DAG `resend`. Red: clear it; `resend` also looks by itself.
 
 **Is it safe to run twice?** Yes. A plan asks for each send number once, and each is judged again before it is published.

@@ -18,7 +18,7 @@ except ModuleNotFoundError:  # from the source tree, where Airflow puts the plug
     from backstop_duty import control_room, told
     from backstop_links import PREFIX, base_url
 
-YES, NO = "replay", "do nothing"
+NO = "do nothing"
 log = logging.getLogger(__name__)
 
 
@@ -31,13 +31,17 @@ def plan(params: Mapping[str, Any], who: str) -> dict[str, Any]:
     from airflow.sdk.exceptions import AirflowFailException
 
     from backstop.dead_letters.replay_incident import Wanted, run_incident
-    from backstop.errors import DecisionRefused
+    from backstop.errors import ConfigurationError, DecisionRefused
 
+    try:
+        start, end = _instant("from", params["from"]), _instant("to", params["to"])
+    except ConfigurationError as error:
+        raise AirflowFailException(str(error)) from error
     with control_room() as room:
         try:
             wanted = Wanted(
-                topic=str(params["topic"]), who=who, why=str(params["why"] or ""), start=_instant(params["from"]),
-                end=_instant(params["to"]), verdicts=tuple(params["verdicts"] or ()), causes=tuple(params["causes"] or ()),
+                topic=str(params["topic"]), who=who, why=str(params["why"] or ""), start=start, end=end,
+                verdicts=tuple(params["verdicts"] or ()), causes=tuple(params["causes"] or ()),
                 group=params["group"], limit=params["limit"], rate=params["rate"],
             )  # fmt: skip
             found, _ = run_incident(room.settings, room.connections, wanted, "dry_run", who)
@@ -52,10 +56,16 @@ def plan(params: Mapping[str, Any], who: str) -> dict[str, Any]:
     return shown
 
 
-def _instant(text: str | None) -> Any:
-    from datetime import datetime
+def _instant(field: str, text: str | None) -> Any:
+    """Airflow does not check what its form calls a date-time; one without a zone would be read in the database's."""
+    from backstop.config.instant import read_instant
 
-    return datetime.fromisoformat(text) if text else None
+    return read_instant(field, text) if text else None
+
+
+def yes_to(shown: Mapping[str, Any]) -> str:
+    """The answer that lets a plan run. It names the plan: when `plan` alone is cleared, an old yes is none to the new plan."""
+    return f"replay plan {shown['plan']}"
 
 
 def ask_for_approval(context: Any) -> dict[str, Any]:
@@ -71,7 +81,7 @@ def ask_for_approval(context: Any) -> dict[str, Any]:
         return {
             "subject": f"Plan {shown['plan']}: replay {shown['total']} deliveries of {shown['topic']} ({mode})?",
             "body": body_of(shown, mode),
-            "options": [YES, NO],
+            "options": [yes_to(shown), NO],
             "params": {},
             "assigned_users": deciders(room.settings),
         }
@@ -90,7 +100,8 @@ def body_of(shown: Mapping[str, Any], mode: str) -> str:
     if shown["too_wide"]:
         lines += ["", "**This is more than the blast radius of the policy.**"]
     what = "only the first few, the policy's canary" if mode == "canary" else "all of it, in the steps of the ramp"
-    lines += ["", f"- **{YES}**: asks for {what}; each is judged again before it goes out", f"- **{NO}**: ends here", ""]
+    lines += ["", f"- **{yes_to(shown)}**: asks for {what}; each is judged again before it goes out"]
+    lines += [f"- **{NO}**: ends here", ""]
     page = f"{base_url()}{PREFIX}/runs/{shown['plan']}"
     lines.append(f"[The run of the plan]({page}), or `backstop replay --plan {shown['plan']}`.")
     return "\n".join(lines)
@@ -114,11 +125,21 @@ def replay(shown: Mapping[str, Any], mode: str, answer: Answer | None, who: str,
         if answer is None:
             if not may_decide(room.settings, trigger):
                 raise AirflowSkipException(f"{trigger or 'nobody'} may not decide, and nobody said yes")
+            if mode != "canary" or shown["too_wide"]:
+                raise AirflowFailException(
+                    f"Nobody was asked about plan {shown['plan']}, which was made anew since. Nothing was asked for."
+                    " Clear `approve` with what follows it: the form shows the plan."
+                )
         else:
             if not may_decide(room.settings, answer["user_id"]):
                 raise AirflowSkipException(f"{answer['user_name'] or 'nobody'} may not decide")
-            if answer["option"] != YES:
+            if answer["option"] == NO:
                 raise AirflowSkipException(f"{answer['user_name']} said no")
+            if answer["option"] != yes_to(shown):
+                raise AirflowFailException(
+                    f"{answer['user_name']} answered {answer['option']!r}, and the plan is {shown['plan']} now. Nothing was asked"
+                    " for. Clear `approve` with what follows it: the form shows the new plan."
+                )
             who = str(answer["user_name"])
         try:
             _, counts = run_incident(

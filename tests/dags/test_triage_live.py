@@ -150,7 +150,8 @@ def test_an_incident_is_planned_shown_and_replayed_after_a_yes_and_not_after_a_n
 
         people.wait_for(is_asked, "the question")
         assert "replay 3 deliveries of refunds (full)?" in asked[0]["subject"]
-        people.api.request("PATCH", path, {"chosen_options": [option], "params_input": {}})
+        chosen = next(one for one in asked[0]["options"] if one.startswith(option))
+        people.api.request("PATCH", path, {"chosen_options": [chosen], "params_input": {}})
         assert people.api.wait("replay_incident", run, SECONDS) == "success"
         states = {str(t["task_id"]): str(t["state"]) for t in people.api.task_instances("replay_incident", run)}
         assert states["replay"] == end

@@ -19,7 +19,7 @@ from backstop_duty import SOMETHING_AWAY
 from control_world import World, servers, world  # noqa: F401
 from triage_world import dead, letters, look_now, requests
 
-OLGA = {"option": "replay", "inputs": {}, "user_id": "olga", "user_name": "olga"}
+OLGA = {"option": "replay plan 0", "inputs": {}, "user_id": "olga", "user_name": "olga"}
 FORM = {"topic": "orders", "from": None, "to": None, "verdicts": ["DEAD_LETTERED"], "causes": [], "group": None, "limit": None,
         "rate": None, "mode": "full", "why": "billing is mended"}  # fmt: skip
 
@@ -200,18 +200,22 @@ def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
         def xcom_pull(self, *, task_ids: str) -> Any:
             return shown
 
+    olga = OLGA | {"option": f"replay plan {shown['plan']}"}
     form = incident.ask_for_approval({"ti": Pulled(), "params": FORM})
     assert "replay 2 deliveries of orders (full)" in form["subject"] and "`m-1`" in form["body"]
-    assert form["options"] == ["replay", "do nothing"] and [user["id"] for user in form["assigned_users"]] == ["olga"]
+    assert form["options"] == [olga["option"], "do nothing"] and [user["id"] for user in form["assigned_users"]] == ["olga"]
     with pytest.raises(AirflowSkipException, match="nothing goes out"):
         incident.ask_for_approval({"ti": Pulled(), "params": FORM | {"mode": "dry_run"}})
     with pytest.raises(AirflowSkipException, match="uwe may not decide"):
-        incident.replay(shown, "full", OLGA | {"user_id": "uwe", "user_name": "uwe"}, "olga", "olga")
+        incident.replay(shown, "full", olga | {"user_id": "uwe", "user_name": "uwe"}, "olga", "olga")
     with pytest.raises(AirflowSkipException, match="said no"):
-        incident.replay(shown, "full", OLGA | {"option": "do nothing"}, "olga", "olga")
+        incident.replay(shown, "full", olga | {"option": "do nothing"}, "olga", "olga")
     assert requests(world) == []
-    assert incident.replay(shown, "full", OLGA, "otto", None)["requests"] == 2
-    again = incident.replay(shown, "full", OLGA, "otto", None)
+    with pytest.raises(AirflowFailException, match="and the plan is"):
+        incident.replay(incident.plan(FORM, "olga"), "full", olga, "olga", "olga")
+    assert requests(world) == [], "a yes to one plan is none to another"
+    assert incident.replay(shown, "full", olga, "otto", None)["requests"] == 2
+    again = incident.replay(shown, "full", olga, "otto", None)
     assert again.get("requests", 0) == 0, "what was asked for already is asked for once"
     assert {row[3] for row in requests(world)} == {f"olga (incident {shown['plan']})"}
 
@@ -227,18 +231,22 @@ def test_a_canary_goes_out_without_a_yes_only_for_who_may_decide(world: World, m
         return {"ti": pulled, "params": canary, "dag_run": SimpleNamespace(triggering_user_name=who)}
 
     for nobody in ("uwe", None):
-        assert incident.ask_for_approval(context(nobody))["options"] == ["replay", "do nothing"]
+        assert incident.ask_for_approval(context(nobody))["options"] == [f"replay plan {shown['plan']}", "do nothing"]
         with pytest.raises(AirflowSkipException, match="may not decide"):
             incident.replay(shown, "canary", None, "olga", nobody)
     assert requests(world) == []
     with pytest.raises(AirflowSkipException, match="within the blast radius"):
         incident.ask_for_approval(context("olga"))
+    for anew, mode in ((shown | {"too_wide": True}, "canary"), (shown, "full")):
+        with pytest.raises(AirflowFailException, match="Nobody was asked"):
+            incident.replay(anew, mode, None, "olga", "olga")
     assert incident.replay(shown, "canary", None, "olga", "olga")["requests"] == 1
 
 
 def test_what_cannot_be_planned_fails_at_once_and_says_what_can_be_done(world: World) -> None:
     for wrong, told in (
         ({"verdicts": []}, "Name verdicts or causes"), ({"topic": "nowhere"}, "There is no topic"), ({"why": " "}, "a reason"),
+        ({"from": "yesterday"}, "no time"), ({"to": "2026-11-21T02:00:00"}, "in which zone"),
     ):  # fmt: skip
         with pytest.raises(AirflowFailException, match=told):
             incident.plan(FORM | wrong, "olga")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backstop.cli import causes, context, out
-from backstop.cli.instant import read_instant
+from backstop.config.instant import read_instant
 from backstop.errors import ConfigurationError
 from backstop.records import Category, LetterState
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.instant import read_instant
+from backstop.config.instant import read_instant
 from backstop.errors import ConfigurationError
 
 if TYPE_CHECKING:

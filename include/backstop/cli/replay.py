@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.instant import read_instant
+from backstop.config.instant import read_instant
 from backstop.errors import ConfigurationError
 
 if TYPE_CHECKING:
