@@ -139,6 +139,16 @@ def test_a_request_waits_while_another_letter_of_its_delivery_waits_for_a_person
     assert [row[4] for row in requests(world)] == ["open"]
 
 
+def test_what_the_broker_refused_for_good_is_not_replayed_by_another_letter_of_its_delivery(world: World) -> None:
+    dead(world, "m")
+    assert triage(world)["replaying"] == 1
+    world.control("UPDATE resend_request SET state = 'refused', error = 'refused for good: too large'")
+    world.run("producer_a", "UPDATE message_stub SET send_count = 2, refusals = 1")
+    letter(world, "m", "transient")
+    assert triage(world)["escalated"] == 2
+    assert [row for row in requests(world) if row[4] == "open"] == []
+
+
 def test_a_replay_for_one_group_does_not_touch_the_letter_of_another(world: World) -> None:
     dead(world, "m")
     world.log("m", "shipping", state="FAILED", moved="1 minute")

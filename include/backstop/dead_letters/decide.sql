@@ -59,8 +59,8 @@ SELECT topic, message_id, send_number, state
 FROM resend_request
 WHERE state IN ('open', 'claimed') AND (topic, message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
 
--- name: open_deliveries: the open letters of these messages, of whatever group; the case in which a person left them, if any
-SELECT topic, message_id, consumer_group, left_in_case
+-- name: open_deliveries: the open letters of these messages, of whatever group; the case in which a person left them, and what bars machines
+SELECT topic, message_id, consumer_group, left_in_case, barred
 FROM dead_letter
 WHERE state = 'open' AND (topic, message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
 

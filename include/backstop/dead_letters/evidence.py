@@ -97,9 +97,10 @@ def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequenc
     logs, floors = logs_of(settings, sources, _wanted_logs(settings, letters, owed), clocks)
     seen = _Seen(
         stubs, shards, missed, clocks, owed, logs, floors, discarded, withdrawn, replays, asked,
-        left={(t, i, g): case for t, i, g, case in open_letters if case is not None},
+        left={(t, i, g): case for t, i, g, case, _ in open_letters if case is not None},
+        barred={(t, i, g): why for t, i, g, _, why in open_letters if why is not None},
     )  # fmt: skip
-    dead = {(t, i, g) for t, i, g, _ in open_letters}
+    dead = {(t, i, g) for t, i, g, *_ in open_letters}
     look = Look(as_of, befores=befores)
     for key, groups in owed.items():
         look.verdicts[key] = _verdicts(key, groups, logs, dead)
@@ -124,6 +125,7 @@ class _Seen:
     replays: Mapping[Delivery, int]
     asked: Mapping[Key, list[tuple[int, str]]]
     left: Mapping[Delivery, int]
+    barred: Mapping[Delivery, str]
 
 
 def _facts(settings: Settings, letter: Letter, look: Look, seen: _Seen) -> Facts:
@@ -143,6 +145,7 @@ def _facts(settings: Settings, letter: Letter, look: Look, seen: _Seen) -> Facts
     return replace(
         facts, log=seen.logs.get(delivery), stub=stub, shards=tuple(seen.shards.get(key, ())),
         log_floor=seen.floors.get(group), left=letter.left_in_case or seen.left.get(delivery),
+        barred=letter.barred or seen.barred.get(delivery),
         replays=seen.replays.get(delivery, 0), observed=known and settings.topics[key.topic].mode != "repair",
         route=route_for(settings, key.topic, frozenset({group}), look.verdicts.get(key, {})) if known else None,
         duplicates=settings.groups[group].duplicates if known else "no", asked=_asked(stub, seen.asked.get(key, ())),
