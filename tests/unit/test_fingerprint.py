@@ -88,6 +88,28 @@ APART = (
     ("a.B: x\nCaused by: c.D: y", "a.B: x\nCaused by: c.E: y"),
     ('{"error": "INVALID_IBAN"}', '{"error": "NO_FUNDS"}'),
     ("Case matters", "case matters"),
+    ('level=error msg="card expired" order=5', 'level=error msg="account closed" order=5'),
+    ('level=error msg="3 items missing"', 'level=error msg="3 items damaged"'),
+    ('failed, reason="no funds"', 'failed, reason="fraud"'),
+    ("failed, error: 'a'", "failed, error: 'b'"),
+    ("got {'error': 'INVALID_IBAN', 'iban': 'DE1'} back", "got {'error': 'NO_FUNDS', 'iban': 'DE1'} back"),
+    ("bulk failed [reason=[disk full], id=3]", "bulk failed [reason=[shard closed], id=3]"),
+    ('task failed (msg="no funds, ask again in 5", id=3)', 'task failed (msg="fraud, ask again in 5", id=3)'),
+    ('RuntimeError("card expired")', 'RuntimeError("account closed")'),
+    ("task raised unexpected: RuntimeError('a')", "task raised unexpected: RuntimeError('b')"),
+    ('{"outcome": "declined", "iban": "DE1"}', '{"outcome": "unreachable", "iban": "DE1"}'),
+    ("'card expired'", "'account closed'"),
+    ('{"error_code": "51"}', '{"error_code": "14"}'),
+    ('{"msg": "failed", "err": "no rows"}', '{"msg": "failed", "err": "too many clients"}'),
+    ('{"errors": ["no items"]}', '{"errors": ["no address"]}'),
+    ("declined with error code 51", "declined with error code 14"),
+    ("declined, response code: 51", "declined, response code: 14"),
+    ("ended with exit code 137", "ended with exit code 1"),
+    ("failed: errno=5", "failed: errno=28"),
+    ("failed: code=P0001 at 5", "failed: code=P0002 at 5"),
+    ("Error 1062 (23000): it is there", "Error 1205 (23000): it is there"),
+    ("Msg 2627, Level 14, State 1", "Msg 1205, Level 14, State 1"),
+    ("upstream answered 422 after 3 ms", "upstream answered 503 after 3 ms"),
 )
 
 HOSTILE = {
@@ -101,7 +123,8 @@ HOSTILE = {
     "lines": "\n" * 99_999, "labels": "user user: " * 9_999, "urls": "http://" * 9_999,
     "traces": "Traceback (most recent call last):\n" * 999,
     "goroutines": "goroutine \n" * 9_999, "causes": "Caused by: a\n at b\n" * 999, "dashes": "a-1-" * 9_999,
-    "escapes": "\x1b[" * 9_999,
+    "escapes": "\x1b[" * 9_999, "said": "msg='" * 9_999, "said in full": "msg='a', " * 9_999, "raised": "a('" * 9_999,
+    "said in brackets": "msg=(msg=[msg={" * 9_999, "escaped quotes": "msg=\"" + '\\"' * 9_999,
 }  # fmt: skip
 
 
@@ -180,7 +203,8 @@ def test_formats_that_nothing_was_made_on_are_grouped_right(seed: int) -> None:
 
 def test_the_formats_it_was_made_on_are_grouped_right() -> None:
     precision, recall = log_templates.quality(grouped(log_templates.texts(log_templates.DEV, 20, 7)))
-    assert (precision, recall) >= (0.99, 0.95)
+    assert precision >= 0.99
+    assert recall >= 0.95
 
 
 def test_the_quality_of_a_grouping_is_pairwise() -> None:
@@ -210,11 +234,13 @@ def test_words_need_more_than_names_and_types_of_errors_are_never_a_place() -> N
     assert find_patterns(dict.fromkeys(states[:4], "unknown")) == {}
 
 
-def test_where_a_slot_was_seen_two_more_words_are_slots_too() -> None:
-    users = [f"no such user {who} came from <*>" for who in ("<*>", "root", "guest")]
+def test_where_a_slot_was_seen_two_names_or_three_words_are_slots_too() -> None:
+    users = [f"no such user {who} came from <*>" for who in ("<*>", "root", "guest", "backup")]
     for shuffled in permutations(users):
         assert find_patterns(dict.fromkeys(shuffled, "unknown")) == dict.fromkeys(users, "no such user <any> came from <*>")
-    assert find_patterns(dict.fromkeys(users[:2], "unknown")) == {}, "a single word may be another cause"
+    assert find_patterns(dict.fromkeys(users[:3], "unknown")) == {}, "two words may be other causes"
+    names = [f"no such user {who} came from <*>" for who in ("<*>", "alice", "bob")]
+    assert find_patterns(dict.fromkeys(names, "unknown")) == dict.fromkeys(names, "no such user <any> came from <*>")
     assert find_patterns(dict.fromkeys(users[1:], "unknown")) == {}, "no slot was seen there"
     mixed = {users[0]: "unknown", users[1]: "poison", users[2]: "poison"}
     assert find_patterns(mixed) == {}, "of another category"
@@ -222,6 +248,13 @@ def test_where_a_slot_was_seen_two_more_words_are_slots_too() -> None:
         f"it all ended with a {kind} in here" for kind in ("FooError", "BarError", "BazError", "QuxError", "XuqError", "UxError")
     ]
     assert find_patterns(dict.fromkeys(kinds, "unknown")) == {}
+
+
+@pytest.mark.parametrize("what", ["reason {}", "status: {} here", "result {}, it said"])
+def test_a_word_that_says_why_is_no_place_whatever_stands_there(what: str) -> None:
+    why = ("17", "fraud", "sanctions", "embargo", "blocked", "closed", "locked", "expired")
+    texts = [f"the charge failed with {what.format(one)}" for one in why]
+    assert len(set(group_texts(texts))) == len(texts)
 
 
 def test_a_place_that_tells_two_causes_apart_stays() -> None:

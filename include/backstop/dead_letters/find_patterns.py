@@ -20,8 +20,10 @@ NAME, ANY = "<name>", "<any>"
 """A place for names (words that no list knows, and slots), and one for any word at all."""
 NAMES, WORDS = 3, 5
 """So many different names, or words, in one place make it a slot."""
-BESIDE = 2
-"""So many words are enough where another template, the same in all else, has a slot."""
+NAMES_BESIDE, WORDS_BESIDE = 2, 3
+"""So many are enough where another template, the same in all else, has a slot."""
+_ANNOUNCES_WHAT = frozenset({"reason", "code", "cause", "because", "error", "status", "outcome", "result"})
+"""After these, a word says what happened: it is never a place."""
 LONGEST, LONGEST_FOR_WORDS = 120, 60
 """Tokens: longer templates stay as they are, or only meet names."""
 _CORE = re.compile(r"[^\W\d_][\w.\-$]*")
@@ -87,9 +89,10 @@ def _by_names(templates: Sequence[str]) -> Iterator[tuple[str, str]]:
     alike: dict[Tokens, list[list[_Token]]] = defaultdict(list)
     for template in templates:
         tokens = [_split(token) for token in template.split(" ")]
-        alike[tuple(t.with_core(NAME) if may_be_name(t.core) else t.with_core(t.core) for t in tokens)].append(tokens)
+        open_to_names = {at for at, token in enumerate(tokens) if may_be_name(token.core) and not _says_what(tokens, at)}
+        alike[tuple(t.with_core(NAME if at in open_to_names else t.core) for at, t in enumerate(tokens))].append(tokens)
     for skeleton, members in alike.items():
-        places = [at for at, token in enumerate(members[0]) if may_be_name(token.core)]
+        places = [at for at, token in enumerate(skeleton) if NAME in token]
         if len(members) >= NAMES and places:
             yield from _settle(skeleton, members, places)
 
@@ -111,23 +114,25 @@ def _settle(skeleton: Tokens, members: list[list[_Token]], places: Collection[in
 
 
 def _by_words(units: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Units that differ in one word, whatever word: that place needs WORDS of them, or a slot and BESIDE of them."""
+    """Units that differ in one word, whatever word: that place needs WORDS of them; beside a slot fewer, names the fewest."""
     if not units or units[0].count(" ") >= LONGEST_FOR_WORDS:
         return
     rows = [unit.split(" ") for unit in units]
+    split = [[_split(token) for token in tokens] for tokens in rows]
     enough: dict[Tokens, tuple[int, list[str]]] = {}
     for at in range(len(rows[0])):  # place by place, so that only one place's groups are in memory
         alike: dict[str, list[int]] = defaultdict(list)
         slots: dict[str, list[int]] = defaultdict(list)
         for number, tokens in enumerate(rows):
-            part, found = _split(tokens[at]), alike
+            part, found = split[number][at], alike
             if around := _SLOT_ALONE.fullmatch(tokens[at]):
                 part, found = _Token(around[1], SLOT, around[2]), slots
-            elif not part.core or is_kind(part.core) or _MARK.search(tokens[at]):
+            elif not part.core or is_kind(part.core) or _MARK.search(tokens[at]) or _says_what(split[number], at):
                 continue
             found[" ".join((*tokens[:at], part.with_core(ANY), *tokens[at + 1 :]))].append(number)
         for pattern, members in alike.items():
-            needed = BESIDE if pattern in slots else WORDS
+            names = all(may_be_name(split[number][at].core) for number in members)
+            needed = WORDS if pattern not in slots else NAMES_BESIDE if names else WORDS_BESIDE
             if len(members) >= needed:
                 numbers = members + slots.get(pattern, [])
                 enough[tuple(pattern.split(" "))] = needed, [units[number] for number in numbers]
@@ -138,6 +143,11 @@ def _by_words(units: Sequence[str]) -> Iterator[tuple[str, str]]:
             taken.update(fresh)
             for unit in fresh:
                 yield unit, " ".join(kept)
+
+
+def _says_what(tokens: Sequence[_Token], at: int) -> bool:
+    """It comes right after a word that announces what happened: `reason fraud`."""
+    return at > 0 and tokens[at - 1].core.lower() in _ANNOUNCES_WHAT
 
 
 def _says_enough(pattern: Sequence[str], words: int) -> bool:

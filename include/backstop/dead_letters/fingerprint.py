@@ -12,7 +12,7 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from backstop.dead_letters.mask_slots import SLOT, mask_line
+from backstop.dead_letters.mask_slots import SLOT, mask_line, own_words
 from backstop.dead_letters.shorten_traces import shorten
 
 VERSION = 1
@@ -32,8 +32,14 @@ _LEFT = re.compile(
     r"|[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]{1,2000}\.[A-Za-z0-9][A-Za-z0-9.\-]{0,200}"
 )
 """What must not be in a template, whatever stood around it: templates are kept and shown for longer than letters."""
+_WORD = re.compile(r"[^\W\d_]")
+_OWN_WORDS = 12
+"""Words that name a text of which no word is left."""
 _JSON_START = re.compile(r"[{\[](?=\s{0,20}[\"'{\[}\]])")
-_SAYS_WHAT = ("error", "code", "error_code", "errorCode", "type", "reason", "status", "title", "error_description", "__type")
+_SAYS_CODE = ("code", "error_code", "errorCode")
+_SAYS_WHAT = (
+    "error", "err", "exception", "cause", *_SAYS_CODE, "type", "reason", "status", "title", "error_description", "__type",
+)  # fmt: skip
 _TEXT = ("message", "msg", "detail", "description")
 
 
@@ -78,8 +84,11 @@ def bound(text: str) -> str:
 
 @lru_cache(maxsize=16_384)
 def _shape(text: str) -> Shape:
-    parts = shorten(_take_json(_MARKS.sub(r"\1", _CONTROL.sub(" ", text))))
-    template = _cut(_LEFT.sub(SLOT, mask_line(parts))) or EMPTY
+    readable = _MARKS.sub(r"\1", _CONTROL.sub(" ", text))
+    masked = mask_line(shorten(_take_json(readable)))
+    if masked and not _WORD.search(masked):  # a bare document or quote: all of them would be one cause
+        masked = f"{masked} {own_words(readable, _OWN_WORDS)}".strip()
+    template = _cut(_LEFT.sub(SLOT, masked)) or EMPTY
     return Shape(template, name_of(template))
 
 
@@ -114,13 +123,15 @@ def _said_in(value: Any) -> str:
     if not isinstance(value, dict):
         return SLOT
     inner = value.get("error") or value.get("fault") or value.get("errors")
+    if isinstance(inner, list) and all(isinstance(one, str) for one in inner):
+        inner = {"error": "; ".join(inner[:3])}
     if isinstance(inner, dict | list):
         return _said_in(inner)
     kept = []
     for key in (*_SAYS_WHAT, *_TEXT):
         said = value.get(key)
         if isinstance(said, str) and said:
-            kept.append(f"{key}: {said[:300]}")
-        elif isinstance(said, int) and not isinstance(said, bool) and key in ("code", "status", "error_code", "errorCode"):
+            kept.append(f"{key}{'=' if key in _SAYS_CODE else ': '}{said[:300]}")
+        elif isinstance(said, int) and not isinstance(said, bool) and key in (*_SAYS_CODE, "status"):
             kept.append(f"{key}={said}")
     return f"json({'; '.join(kept)})" if kept else SLOT

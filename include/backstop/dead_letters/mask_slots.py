@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from backstop.dead_letters.unquote_said import SAYS_CODE, SAYS_WHAT, STILL_SAID, unquote_said
 from backstop.dead_letters.vocabulary import is_kind, labels, may_be_name
 
 SLOT = "<*>"
+_LETTER = re.compile(r"[^\W\d_]")
 
 _MONTH = (
     r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?"
@@ -39,6 +41,10 @@ _KEPT = re.compile(
     r"|Unprocessable|Too Many Requests|Internal Server Error|Bad Gateway|Service Unavailable|Gateway Time)"
     r"|\b(?:SQLSTATE|SQLState|SQL state|sqlstate)\s?[:=]?\s?[(\[]?(?=\w*\d)[0-9A-Z]{5}\b"
     r"|\[?\b(?:Errno|errno|WinError)\s?[:=]?\s?\d{1,5}\b"
+    r"|\b(?:[Ee]rror|ERROR|[Rr]esponse|[Ee]xit|[Ss]tatus|[Rr]eturn)(?:[ _-]?[Cc]ode|[ _-]?CODE)\s?[:=]?\s?\(?-?\d{1,5}"
+    r"(?![\w.,]\w|\w)"
+    r"|\b(?:Msg|Error|ERROR):? \d{1,5}(?![\w.:]\w|\w)"
+    r"|\b(?:answered|returned|responded|replied)(?: with)? [45]\d\d(?![\w.]\w|\w)"
     r"|\b(?:ORA|TNS|PLS|IMS|AMQ|WFLY|JBAS|HHH|SRVE|DSRA|ERR|TS|CS|MSB|SQLCODE)[-_]?\d{3,6}\b"
 )
 """Numbers that say what happened: they are no slot."""
@@ -61,13 +67,7 @@ _KEY_VALUE = re.compile(
     r"(?<![\w<>=!])([A-Za-z_][\w.\-]{0,80}(?:\s?\([^()\n]{0,200}\))?)( :?= |:?=)(?!=)"
     r"(\([^()\n]{0,1000}\)|\[[^\[\]\n]{0,1000}\]|\{[^{}\n]{0,1000}\}|<[^<>\s]{0,200}>(?:[^\s,;)\]}]{0,200})|[^\s,;()\[\]{}]{0,2000})"
 )
-_SAYS_WHAT = frozenset({
-    "error", "err", "errors", "code", "errcode", "error_code", "errorcode", "sqlstate", "reason", "exception", "cause", "type",
-    "kind", "status", "msg", "message",
-})  # fmt: skip
-"""Keys whose value in words says what happened."""
-_SAYS_CODE = frozenset({"code", "errcode", "error_code", "errorcode", "errno", "sqlstate", "status_code"})
-"""Keys whose number says it."""
+_CODE = re.compile(r"\d{1,5}|[A-Z]{1,8}[-_]?\d{1,5}")
 _TOKEN = re.compile(r"<\*>|[^\s,;()\[\]{}<>\"'`=|]{1,4096}")
 _NUMBER = re.compile(
     r"[-+~±#$€£]{0,2}\d[\d.,_]*(?:[eE][-+]?\d+)?(?:[-x×]\d[\d.,_]*)?"
@@ -113,7 +113,10 @@ _LEVELS = frozenset({
 
 def mask_line(line: str) -> str:
     """One line without its slots; white space is one blank."""
-    text = _KEPT.sub(lambda kept: kept[0].translate(_DIGITS), " ".join(line.split()))
+    text = " ".join(line.split())
+    if '"' in text or "'" in text:
+        text = unquote_said(text)
+    text = _KEPT.sub(lambda kept: kept[0].translate(_DIGITS), text)
     if "://" in text:
         text = _URL.sub(_keep_stop, text)
     if not text.isalpha():
@@ -124,17 +127,23 @@ def mask_line(line: str) -> str:
     for _ in range(3):
         before = text
         if "{" in text:
-            text = _BRACES.sub(lambda found: f"{{{SLOT}}}" if _holds_values(found[1]) else found[0], text)
+            text = _BRACES.sub(_mask_braces, text)
         if "[" in text:
             text = _BRACKETS.sub(_mask_brackets, text)
         if "(" in text:
-            text = _PARENS.sub(lambda found: f"({SLOT})" if "," in found[1] and SLOT in found[1] else found[0], text)
+            text = _PARENS.sub(_mask_parens, text)
         if ", " in text:
             text = _NAMES.sub(_mask_names, text)
         text = _LIST.sub(SLOT, text)
         if text == before:
             break
     return _METHOD.sub(SLOT, text).translate(_BACK)
+
+
+def own_words(text: str, most: int) -> str:
+    """The first words of a text, whatever marks stand around them: for one of which nothing else is left."""
+    words = (_mask_token(token[0]) for token in _TOKEN.finditer(" ".join(text.split())))
+    return " ".join([word for word in words if SLOT not in word and _LETTER.search(word)][:most])
 
 
 def _take_marked(text: str) -> str:
@@ -168,10 +177,12 @@ def _mask_value(found: re.Match[str]) -> str:
     key, equals, value = found[1], found[2], found[3]
     if " " in equals and value.strip(".:!?").isalpha():
         return found[0]  # `desc = connection refused`: a sentence, whose first word says nothing alone
+    if value and value[0] in "([{" and key.lower() in SAYS_WHAT:
+        return f"{key}={_KEY_VALUE.sub(_mask_value, value)}"
     if value and value[0] not in "([{<":
-        if value.isdigit() and len(value) <= 5 and key.lower() in _SAYS_CODE:
+        if key.lower() in SAYS_CODE and _CODE.fullmatch(value.translate(_BACK)):
             return f"{key}={value.translate(_DIGITS)}"
-        if not _has_digit(value) and key.lower() in _SAYS_WHAT:
+        if not _has_digit(value) and key.lower() in SAYS_WHAT:
             return f"{key}={value}"
     name = _PARENS.sub(f"({SLOT})", key) if "(" in key else key
     if _has_digit(name):
@@ -271,7 +282,7 @@ def _mask_labelled(text: str) -> str:
 
 def _mask_brackets(found: re.Match[str]) -> str:
     inside = found[1].strip()
-    if not inside or inside.lower() in _LEVELS:
+    if not inside or inside.lower() in _LEVELS or STILL_SAID.search(inside):
         return found[0]
     if SLOT in inside or "," in inside or (" " not in inside and may_be_name(inside)):
         return f"[{SLOT}]"
@@ -286,5 +297,14 @@ def _mask_names(found: re.Match[str]) -> str:
     return found[0]
 
 
-def _holds_values(inside: str) -> bool:
-    return any(mark in inside for mark in (SLOT, "=", ":", ","))
+def _mask_braces(found: re.Match[str]) -> str:
+    inside = found[1]
+    if not any(mark in inside for mark in (SLOT, "=", ":", ",")):
+        return found[0]
+    said = [item.strip() for item in inside.split(",") if STILL_SAID.search(item)]
+    return f"{{{', '.join(said) or SLOT}}}"
+
+
+def _mask_parens(found: re.Match[str]) -> str:
+    inside = found[1]
+    return f"({SLOT})" if "," in inside and SLOT in inside and not STILL_SAID.search(inside) else found[0]
