@@ -42,6 +42,8 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
     "lease_leak": ("leave",),
     "repeated_failure": ("leave",),
 }
+KINDS = tuple(_BY_KIND)
+"""Every kind of case."""
 OPTIONS: dict[str, str] = {
     "message_ids": "a choice of messages (--message)",
     "letters": "a choice of dead letters (--letter)",

@@ -12,6 +12,8 @@ from backstop.errors import DecisionRefused
 from backstop.named_sql import load
 
 _SQL = load("backstop.cases", "queries.sql")
+STATES = ("open", "decided", "closed")
+"""Of a case."""
 
 
 @dataclass(frozen=True, slots=True)

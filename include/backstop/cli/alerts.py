@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from backstop.cli import context, out
+from backstop.cli.misused import LARGEST
 
 app = typer.Typer(help="What people are told: list, deliver, test.", no_args_is_help=True)
 
@@ -16,7 +17,7 @@ def list_them(
     undelivered: Annotated[
         bool, typer.Option("--undelivered", help="Only what nobody was told of and somebody should be.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1)] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST)] = 50,
     as_json: out.Json = False,
 ) -> None:
     """List alerts, the newest first, and which channel was told."""

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from backstop.cli import context, out
+from backstop.cli.misused import LARGEST, explain_nothing, require_known
 
 app = typer.Typer(help="What a person must decide: list, show, decide, note.", no_args_is_help=True)
 
-CaseId = Annotated[int, typer.Argument(help="The case's number.")]
+CaseId = Annotated[int, typer.Argument(min=1, max=LARGEST, help="The case's number.")]
 
 
 @app.command("list")
@@ -23,15 +24,20 @@ def list_them(
     kind: Annotated[str | None, typer.Option("--kind", help="Only this kind.")] = None,
     state: Annotated[str, typer.Option("--state", help="open, decided or closed.")] = "open",
     every: Annotated[bool, typer.Option("--all", help="In every state.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1)] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST)] = 100,
     as_json: out.Json = False,
 ) -> None:
     """List cases, the newest first; open ones unless told otherwise."""
-    from backstop.cases.look import list_cases
+    from backstop.cases.actions import KINDS
+    from backstop.cases.look import STATES, list_cases
 
+    require_known("--state", [state], STATES)
+    require_known("--kind", [kind] if kind else [], KINDS)
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
         cases = list_cases(conn, state=None if every else state, topic=topic, kind=kind, limit=limit)
+    if not cases:
+        explain_nothing(settings, [topic] if topic else [])
     if as_json:
         out.document([_as_document(case) for case in cases])
     elif not cases:
@@ -47,7 +53,7 @@ def list_them(
 @app.command("show")
 def show_one(
     case_id: CaseId,
-    members: Annotated[int, typer.Option("--members", min=0, help="How many deliveries to list.")] = 20,
+    members: Annotated[int, typer.Option("--members", min=0, max=LARGEST, help="How many deliveries to list.")] = 20,
     as_json: out.Json = False,
 ) -> None:
     """Show one case: why it was opened, its deliveries, what can be decided, what was."""
@@ -97,7 +103,9 @@ def decide_one(
         int | None, typer.Option("--more", min=1, max=100, help="For raise: how many more sends; default: 1.")
     ] = None,
     message: Annotated[list[str] | None, typer.Option("--message", help="Only this message id; may be repeated.")] = None,
-    letter: Annotated[list[int] | None, typer.Option("--letter", help="Only this dead letter; may be repeated.")] = None,
+    letter: Annotated[
+        list[int] | None, typer.Option("--letter", min=1, max=LARGEST, help="Only this dead letter; may be repeated.")
+    ] = None,
     sample: Annotated[int | None, typer.Option("--sample", min=1, help="For replay_sample: how many deliveries.")] = None,
     content_file: Annotated[
         str | None, typer.Option("--content-file", help="For edit: a file with the new content; - reads it here.")

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from backstop.cli import context, out
+from backstop.cli.misused import LARGEST, explain_nothing, require_known
+from backstop.records import Category
 
 _WIDEST = 110
 """Characters of a template in a table."""
@@ -17,17 +19,20 @@ def causes(
     topic: Annotated[str | None, typer.Option("--topic", help="Count only open letters of this topic.")] = None,
     category: Annotated[str | None, typer.Option("--category", help="Only causes of this category.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also causes without open letters.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1)] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST)] = 50,
     as_json: out.Json = False,
 ) -> None:
     """What dead letters died of: causes, the ones with the most open letters first."""
     from backstop.cli.read import read
     from backstop.named_sql import load
 
+    require_known("--category", [category] if category else [], Category)
     query = load("backstop.dead_letters", "classify.sql")["causes"]
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
         rows = read(conn, query, {"topic": topic, "category": category, "all": everything, "limit": limit})
+    if not rows:
+        explain_nothing(settings, [topic] if topic else [])
     if as_json:
         out.document(rows)
         return
@@ -47,7 +52,7 @@ def causes(
 def try_rules(
     file: Annotated[Path, typer.Argument(help="A backstop.yaml, or a file with `rules:` as under dead_letters.")],
     topic: Annotated[list[str] | None, typer.Option("--topic", help="Only letters of this topic; may be repeated.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Open letters to look at.")] = 100_000,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST, help="Open letters to look at.")] = 100_000,
     as_json: out.Json = False,
 ) -> None:
     """What the rules of a file would make of the open dead letters. Changes nothing."""
@@ -57,6 +62,8 @@ def try_rules(
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
         trial = try_them(conn, settings, known, rules, topics=topic or None, limit=limit)
+    if not trial.letters:
+        explain_nothing(settings, topic or [])
     if as_json:
         out.document(trial)
         return

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backstop.cli import causes, context, out
+from backstop.cli.misused import LARGEST, explain_nothing, misused, require_known
 from backstop.config.instant import read_instant
-from backstop.errors import ConfigurationError
 from backstop.records import Category, LetterState
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ States = Annotated[
 ]
 Every = Annotated[bool, typer.Option("--all", help="In every state.")]
 CategoryName = Annotated[str | None, typer.Option("--category", help="Only this category.")]
-Cause = Annotated[int | None, typer.Option("--cause", help="Only of this cause.")]
-Case = Annotated[int | None, typer.Option("--case", help="Only of this case.")]
+Cause = Annotated[int | None, typer.Option("--cause", min=1, max=LARGEST, help="Only of this cause.")]
+Case = Annotated[int | None, typer.Option("--case", min=1, max=LARGEST, help="Only of this case.")]
 Since = Annotated[str | None, typer.Option("--since", help="Died since, as 2026-11-21T02:00Z.")]
 _TEXT_CHARACTERS = 2000
 _HEX_BYTES = 256
@@ -39,7 +39,7 @@ _CAUSES = 20
 def list_them(
     topic: Topic = None, group: Group = None, state: States = None, every: Every = False, category: CategoryName = None,
     cause: Cause = None, case: Case = None, since: Since = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Letters to list.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST, help="Letters to list.")] = 20,
     as_json: out.Json = False,
 ) -> None:  # fmt: skip
     """What these letters died of, then the letters, the newest first; those not decided yet unless told otherwise."""
@@ -49,6 +49,8 @@ def list_them(
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
         counts, letters = count_by_cause(conn, wanted, _CAUSES), list_letters(conn, wanted, limit)
+    if not letters:
+        explain_nothing(settings, [topic] if topic else [], [group] if group else [])
     if as_json:
         out.document({"causes": counts, "letters": letters})
         return
@@ -70,7 +72,7 @@ def list_them(
 
 @app.command("show")
 def show_one(
-    dead_letter_id: Annotated[int, typer.Argument(help="The letter's number.")],
+    dead_letter_id: Annotated[int, typer.Argument(min=1, max=LARGEST, help="The letter's number.")],
     raw: Annotated[bool, typer.Option("--raw", help="Write the content to stdout as it is, and nothing else.")] = False,
     as_json: out.Json = False,
 ) -> None:
@@ -83,10 +85,10 @@ def show_one(
     headers, content = letter.pop("headers"), letter.pop("content")
     if raw:
         if content is None:
-            raise ConfigurationError(
+            raise misused(
                 f"The content of dead letter {dead_letter_id} was purged.",
+                "The producer's stub may still have it: `backstop where`.",
                 kept="Nothing was written.",
-                next_step="The producer's stub may still have it: `backstop where`.",
             )
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
@@ -118,20 +120,29 @@ def export(
     form: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
     topic: Topic = None, group: Group = None, state: States = None, every: Every = False, category: CategoryName = None,
     cause: Cause = None, case: Case = None, since: Since = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, the oldest.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, max=LARGEST, help="At most so many, the oldest.")] = None,
     as_json: out.Json = False,
 ) -> None:  # fmt: skip
     """Write letters with headers and contents to a file, the oldest first."""
     from backstop.dead_letters.export_letters import FORMATS, export_letters
 
-    if form not in FORMATS:
-        raise _misused(f"--format {form}: there is no such format.", f"Name one of: {', '.join(FORMATS)}.")
+    require_known("--format", [form], FORMATS)
     if not output.parent.is_dir():
-        raise _misused(f"There is no folder {output.parent}.", "Make it first, or name another file.")
+        raise misused(f"There is no folder {output.parent}.", "Make it first, or name another file.")
+    if output.is_dir():
+        raise misused(f"{output} is a folder.", "Name a file.")
     wanted = _wanted(topic, group, state, every, category, cause, case, since)
     settings = context.load_settings()
-    with context.control(settings, context.connections()) as conn, out.progress(f"writing {output}"):
-        written = export_letters(conn, wanted, form, output, limit)
+    try:
+        with context.control(settings, context.connections()) as conn, out.progress(f"writing {output}"):
+            written = export_letters(conn, wanted, form, output, limit)
+    except OSError as error:
+        raise misused(
+            f"{output} cannot be written: {error.strerror or error}.", "Name a place where you may write, with room for it.",
+            kept="What was there under this name is as it was.",
+        ) from error
+    if not written:
+        explain_nothing(settings, [topic] if topic else [], [group] if group else [])
     if as_json:
         out.document({"written": written, "file": str(output)})
         return
@@ -144,10 +155,8 @@ def _wanted(
 ) -> LetterFilter:  # fmt: skip
     from backstop.dead_letters.letters import UNDECIDED, LetterFilter
 
-    for name, given, known in (("state", states or [], LetterState), ("category", [category] if category else [], Category)):
-        for one in given:
-            if one not in list(known):
-                raise _misused(f"--{name} {one}: there is no such {name}.", f"Name one of: {', '.join(known)}.")
+    require_known("--state", states or [], LetterState)
+    require_known("--category", [category] if category else [], Category)
     wanted = None if every else states or UNDECIDED
     return LetterFilter(topic, group, wanted, category, cause, case, None if since is None else read_instant("--since", since))
 
@@ -162,7 +171,3 @@ def _as_text(value: bytes) -> str:
         return text
     more = f" and {len(value) - _HEX_BYTES} bytes more" if len(value) > _HEX_BYTES else ""
     return f"hex {value[:_HEX_BYTES].hex(' ', 4)}{more}"
-
-
-def _misused(what: str, next_step: str) -> ConfigurationError:
-    return ConfigurationError(what, kept="Nothing was written.", next_step=next_step)
