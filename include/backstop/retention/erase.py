@@ -29,6 +29,7 @@ NOT_REACHED = (
     "what programs wrote in their own words: last_error of consumer logs, errors of attempts, requests and cases",
     "templates of causes and the evidence of cases, which are cut from the texts of many letters",
     "the message's id and, in its stub, its ordering key, tag and the fingerprint of its content",
+    "Airflow's database: a content that was typed into a form to edit a message (the form's answer, and the XCom of `ask`)",
     "exports, backups, alerts that were sent, and the consumers' own tables",
 )
 """Said with every erasure."""
