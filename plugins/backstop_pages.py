@@ -56,7 +56,8 @@ QUERIES: tuple[tuple[str, str], ...] = (
         SELECT case_id AS "case", kind, topic, consumer_group AS "group", severity, state, summary
         FROM case_file WHERE opened_by_run = %(run_id)s ORDER BY case_id LIMIT %(limit)s"""),
     ("Planned to be replayed", """
-        SELECT topic, consumer_group AS "group", reason, count(*) AS deliveries, count(asked_at) AS "asked for"
+        SELECT topic, consumer_group AS "group", reason, count(*) AS deliveries, count(asked_at) AS "asked for",
+            count(left_out) AS "left out"
         FROM incident_delivery WHERE run_id = %(run_id)s GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT %(limit)s"""),
     ("Not read to the end", """
         SELECT subject, detail FROM staged_read JOIN run USING (run_id, stage)

@@ -9,6 +9,7 @@ import pytest
 
 from backstop.cases.decide import decide
 from backstop.cli.app import run_app
+from backstop.dead_letters import plan_incident
 from backstop.dead_letters.replay_incident import Mode, Plan, Wanted, run_incident
 from backstop.errors import DecisionRefused
 from backstop.records import Counts
@@ -199,10 +200,86 @@ def test_a_rate_spreads_the_requests_over_time(world: World) -> None:
     assert 19 < spread < 21
 
 
+def test_a_rate_counts_from_when_the_rest_was_asked_for_and_not_from_the_canary(world: World) -> None:
+    set_policy(world, canary=1)
+    lost(world, "a", "b", "c", "d")
+    plan, _ = replayed(world, "canary", verdicts=("UNSENT",), rate=0.1)
+    world.control(
+        "UPDATE incident SET paced_until = paced_until - interval '1 hour', approved_at = approved_at - interval '1 hour'"
+    )
+    replayed(world, plan=plan.incident_id)
+    ((spread, first),) = world.control(
+        "SELECT extract(epoch FROM max(not_before) - min(not_before)), min(not_before) <= clock_timestamp() FROM resend_request"
+        " WHERE message_id <> 'a'"
+    )
+    assert 19 < spread < 21 and first
+
+
+def test_a_rate_holds_over_two_calls_in_a_row(world: World) -> None:
+    set_policy(world, canary=2)
+    lost(world, "a", "b", "c")
+    plan, _ = replayed(world, "canary", verdicts=("UNSENT",), rate=0.1)
+    replayed(world, plan=plan.incident_id)
+    ((spread,),) = world.control("SELECT extract(epoch FROM max(not_before) - min(not_before)) FROM resend_request")
+    assert 19 < spread < 21
+
+
+def test_who_said_yes_is_kept_and_a_yes_to_all_of_it_is_the_one_that_counts(world: World) -> None:
+    set_policy(world, canary=1)
+    lost(world, "a", "b")
+    plan, _ = replayed(world, "canary", verdicts=("UNSENT",))
+    assert world.control("SELECT approved_by FROM incident") == [(None,)], "nobody was asked"
+    run_incident(world.settings, world.connections, plan.incident_id, "canary", "bob", approved=True)
+    run_incident(world.settings, world.connections, plan.incident_id, "full", "eve", approved=True)
+    assert world.control("SELECT approved_by FROM incident") == [("eve",)]
+
+
+def test_what_is_left_out_when_its_turn_comes_says_why_and_is_not_counted_as_asked_for(world: World) -> None:
+    lost(world, "a", "b")
+    plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",))
+    letter(world, "a", "poison")
+    after, _ = replayed(world, plan=plan.incident_id)
+    assert (after.asked, after.to_ask, after.left_out) == (1, 0, {"it has a dead letter that the plan does not know": 1})
+    assert world.control("SELECT message_id, asked_at IS NULL FROM incident_delivery ORDER BY 1") == [("a", True), ("b", False)]
+
+
+def test_letters_of_one_delivery_that_were_read_apart_are_one_of_the_limit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(plan_incident, "_BATCH", 1)
+    dead(world, "m", "poison")
+    letter(world, "m", "poison")
+    dead(world, "n", "poison")
+    plan, counts = replayed(world, verdicts=("DEAD_LETTERED",), limit=2)
+    assert (plan.total, counts["replaying"], [row[0] for row in requests(world)]) == (2, 3, ["m", "n"])
+
+
+def test_what_other_plans_asked_for_counts_to_the_blast_radius(world: World) -> None:
+    set_policy(world, blast_floor=25)
+    lost(world, *[f"n{number:02}" for number in range(20)])
+    first, _ = replayed(world, verdicts=("UNSENT",), limit=20)
+    lost(world, *[f"a{number:02}" for number in range(20)])
+    later, _ = replayed(world, "dry_run", verdicts=("UNSENT",), limit=20)
+    assert (first.too_wide, later.examples[0], later.too_wide) == (False, "a00", True)
+
+
+def test_plans_that_are_within_the_blast_radius_each_are_not_all_run_without_a_yes(world: World) -> None:
+    set_policy(world, blast_floor=25)
+    lost(world, *[f"n{number:02}" for number in range(20)])
+    one, _ = replayed(world, "dry_run", verdicts=("UNSENT",), limit=20)
+    lost(world, *[f"a{number:02}" for number in range(20)])
+    two, _ = replayed(world, "dry_run", verdicts=("UNSENT",), limit=20)
+    replayed(world, plan=one.incident_id)
+    with pytest.raises(DecisionRefused, match="more than the blast radius"):
+        replayed(world, plan=two.incident_id)
+
+
 def test_what_cannot_be_planned_is_refused(world: World) -> None:
     for wrong, match in (
         ({}, "Nothing says which"), ({"verdicts": ("CONFIRMED",)}, "not replayed by hand"),
         ({"verdicts": ("LOST",), "group": "nobody"}, "does not take"), ({"verdicts": ("LOST",), "rate": 0}, "more than 0"),
+        ({"verdicts": ("LOST",), "rate": float("nan")}, "more than 0"),
+        ({"verdicts": ("LOST",), "start": datetime.now(UTC), "end": datetime.now(UTC) - timedelta(hours=1)}, "holds nothing"),
     ):  # fmt: skip
         with pytest.raises(DecisionRefused, match=match):
             replayed(world, "dry_run", **wrong)  # type: ignore[arg-type]
@@ -216,3 +293,15 @@ def test_the_command_line_plans_and_asks(world: World, capsys: pytest.CaptureFix
     assert run_app([*arguments, "--full"]) == 0
     assert "Asked for (full): requests 1" in capsys.readouterr().out
     assert run_app([*arguments, "--full", "--canary"]) == 2
+
+
+def test_the_command_line_shows_the_plan_before_it_asks_and_says_yes_to_a_shown_plan_only(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    lost(world, "a")
+    arguments = ["replay", "--topic", "orders", "--verdict", "UNSENT", "--by", "ann", "--why", "outage"]
+    assert run_app([*arguments, "--full", "--approve"]) == 2
+    assert "a plan that was shown" in capsys.readouterr().err and requests(world) == []
+    assert run_app([*arguments, "--full"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 deliveries of orders, 0 asked for already" in shown and "Asked for (full): requests 1" in shown

@@ -4,11 +4,22 @@
 INSERT INTO incident (run_id, wanted, planned_by, why)
 VALUES (%(run_id)s, %(wanted)s::jsonb, %(who)s, %(why)s);
 
--- name: plan: deliveries of a plan; one that both ways of choosing found is in it once
+-- name: planned: which of these deliveries are in the plan already: two pages of letters, or both ways of choosing, found them
+SELECT message_id, consumer_group
+FROM incident_delivery
+WHERE run_id = %(run_id)s AND topic = %(topic)s
+    AND (message_id, consumer_group) IN (SELECT * FROM unnest(%(ids)s::text[], %(groups)s::text[]));
+
+-- name: add_letters: further letters of deliveries that are in the plan
+UPDATE incident_delivery i
+SET letters = i.letters || x.letters, seen = i.seen || x.seen
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS x(topic text, message_id text, consumer_group text, letters bigint[], seen jsonb)
+WHERE i.run_id = %(run_id)s AND i.topic = x.topic AND i.message_id = x.message_id AND i.consumer_group = x.consumer_group;
+
+-- name: plan: deliveries of a plan
 INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason, letters,
     seen)
-VALUES %s
-ON CONFLICT (run_id, topic, message_id, consumer_group) DO NOTHING;
+VALUES %s;
 
 -- name: end: the plan is whole
 UPDATE incident SET whole = true, left_out = %(left_out)s::jsonb, too_wide = %(too_wide)s WHERE run_id = %(run_id)s;
@@ -43,25 +54,39 @@ SELECT coalesce(sum(c.newly), 0)
 FROM verdict_count c JOIN run r USING (run_id)
 WHERE c.topic = %(topic)s AND c.consumer_group = %(group)s AND r.as_of >= %(as_of)s - make_interval(secs => %(seconds)s);
 
+-- name: asked_before: how much of a topic other plans asked for, for a group, in the window; a send that this one asks for too is one
+SELECT count(*)
+FROM incident_delivery a
+WHERE a.topic = %(topic)s AND a.consumer_group = %(group)s AND a.run_id <> %(run_id)s
+    AND a.asked_at >= %(as_of)s - make_interval(secs => %(seconds)s)
+    AND NOT EXISTS (
+        SELECT 1 FROM incident_delivery i
+        WHERE i.run_id = %(run_id)s AND i.topic = a.topic AND i.message_id = a.message_id
+            AND i.consumer_group = a.consumer_group AND i.send_number = a.send_number);
+
 -- name: read: a plan
 SELECT planned_by, why, wanted, whole, too_wide, left_out FROM incident WHERE run_id = %(run_id)s;
 
--- name: read_counts: what is in it, and how much of it was asked for
-SELECT consumer_group, reason, count(*), count(asked_at)
+-- name: read_counts: what is in it, how much of it was asked for, and how much was left out when it was to be
+SELECT consumer_group, reason, count(*), count(asked_at), count(left_out)
 FROM incident_delivery WHERE run_id = %(run_id)s
 GROUP BY 1, 2
 ORDER BY 3 DESC, 1, 2;
 
+-- name: read_left_out: why deliveries of a plan were left out when they were to be asked for
+SELECT left_out, count(*) FROM incident_delivery WHERE run_id = %(run_id)s AND left_out IS NOT NULL GROUP BY 1;
+
 -- name: read_examples: the first messages of a plan
 SELECT message_id FROM incident_delivery WHERE run_id = %(run_id)s ORDER BY place LIMIT %(limit)s;
 
--- name: approve: who said yes first; the clock from which its rate counts
-UPDATE incident SET approved_by = %(who)s, approved_at = clock_timestamp() WHERE run_id = %(run_id)s AND approved_at IS NULL;
+-- name: approve: who said yes; a yes to all of it comes after one to its canary, and is what is kept
+UPDATE incident SET approved_by = %(who)s, approved_at = clock_timestamp()
+WHERE run_id = %(run_id)s AND (approved_at IS NULL OR %(full)s);
 
--- name: next: deliveries of a plan that were not asked for yet; held until the transaction ends
+-- name: next: deliveries of a plan that are still to be asked for; held until the transaction ends
 SELECT i.place, i.shard, i.topic, i.message_id, i.consumer_group, i.send_number, i.route, i.reason, i.letters, i.seen
 FROM incident_delivery i
-WHERE i.run_id = %(run_id)s AND i.asked_at IS NULL AND i.place > %(after)s AND i.place <= coalesce(%(until)s, 2147483647)
+WHERE i.run_id = %(run_id)s AND i.asked_at IS NULL AND i.left_out IS NULL AND i.place > %(after)s AND i.place <= coalesce(%(until)s, 2147483647)
 ORDER BY i.place
 LIMIT %(limit)s
 FOR UPDATE OF i;
@@ -76,11 +101,24 @@ WHERE i.run_id = %(run_id)s AND i.place = ANY (%(places)s) AND d.state = 'open' 
 -- name: asked: these places of a plan were asked for
 UPDATE incident_delivery SET asked_at = clock_timestamp() WHERE run_id = %(run_id)s AND place = ANY (%(places)s);
 
--- name: pace: requests of a plan go out no faster than its rate
+-- name: left_out: these places of a plan are not asked for any more, and why
+UPDATE incident_delivery i SET left_out = x.why
+FROM unnest(%(places)s::integer[], %(whys)s::text[]) AS x(place, why)
+WHERE i.run_id = %(run_id)s AND i.place = x.place;
+
+-- name: pace: requests of a plan go out no faster than its rate, counted from now, or from what went before
+WITH n AS (
+    UPDATE incident
+    SET paced_until = greatest(paced_until, clock_timestamp())
+        + make_interval(secs => cardinality(%(places)s::integer[]) / %(rate)s::float8)
+    WHERE run_id = %(run_id)s
+    RETURNING paced_until
+)
 UPDATE resend_request r
-SET not_before = greatest(r.not_before, n.approved_at + make_interval(secs => i.place / %(rate)s::float8))
-FROM incident_delivery i JOIN incident n USING (run_id)
-WHERE i.run_id = %(run_id)s AND i.place = ANY (%(places)s) AND r.state = 'open' AND r.topic = i.topic
+SET not_before = greatest(r.not_before,
+    n.paced_until - make_interval(secs => (cardinality(%(places)s::integer[]) - p.nth + 1) / %(rate)s::float8))
+FROM n, unnest(%(places)s::integer[]) WITH ORDINALITY AS p(place, nth), incident_delivery i
+WHERE i.run_id = %(run_id)s AND i.place = p.place AND r.state = 'open' AND r.topic = i.topic
     AND r.message_id = i.message_id AND r.send_number = i.send_number;
 
 -- name: planned_letters: letters that the transaction holds already

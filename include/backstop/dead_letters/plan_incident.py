@@ -8,6 +8,7 @@ is sent, and no budget is raised: what has used up its sends, or must not be rep
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -21,12 +22,12 @@ from backstop.dead_letters.apply import policy_of, seen_of
 from backstop.dead_letters.decide import Facts, budget_used, is_conflict, is_done
 from backstop.dead_letters.evidence import Letter, look_at, read_letters
 from backstop.dead_letters.fits_answer import why_not
+from backstop.dead_letters.measure_radius import is_too_wide
 from backstop.errors import DecisionRefused, StoreUnavailable
 from backstop.named_sql import load
 from backstop.records import Counts, Key, Verdict
 from backstop.resend.request import route_for
 from backstop.runs.run import Run, hold
-from backstop.verdicts.blast_radius import Radius, too_wide
 from backstop.verdicts.judge import Judge, Judged, Judgement
 from backstop.verdicts.sources import Sources
 
@@ -65,10 +66,13 @@ class Plan:
     why: str
     total: int
     asked: int
+    to_ask: int
+    """Those that were neither asked for yet nor left out when they were to be."""
     counts: Counts
     """"<group>: <reason>" -> deliveries."""
     examples: tuple[str, ...]
     left_out: Counts
+    """Why -> deliveries: those that were not planned, and those that moved on before they were asked for."""
     whole: bool
     too_wide: bool
     rate: float | None
@@ -121,7 +125,8 @@ def plan(settings: Settings, connections: Connections, control: Any, run: Run, w
     with control, control.cursor() as cur:
         hold(cur, run)
         cur.execute(_SQL["end"], {
-            "run_id": run.run_id, "left_out": json.dumps(collected.left_out), "too_wide": _is_too_wide(cur, settings, run),
+            "run_id": run.run_id, "left_out": json.dumps(collected.left_out),
+            "too_wide": is_too_wide(cur, settings, run, run.run_id),
         })  # fmt: skip
     return read_plan(control, run.run_id)
 
@@ -138,12 +143,15 @@ def read_plan(control: Any, incident_id: int) -> Plan:
         who, why, wanted, whole, wide, left_out = row
         cur.execute(_SQL["read_counts"], {"run_id": incident_id})
         found = cur.fetchall()
+        cur.execute(_SQL["read_left_out"], {"run_id": incident_id})
+        moved_on = Counts(dict(cur.fetchall()))
         cur.execute(_SQL["read_examples"], {"run_id": incident_id, "limit": _EXAMPLES})
         examples = tuple(message_id for (message_id,) in cur.fetchall())
-    counts = Counts({f"{group}: {reason}": number for group, reason, number, _ in found})
+    counts = Counts({f"{group}: {reason}": number for group, reason, number, *_ in found})
+    total, asked, gone = (sum(row[place] for row in found) for place in (2, 3, 4))
     return Plan(
-        incident_id, wanted["topic"], who, why, sum(counts.values()), sum(row[3] for row in found), counts, examples,
-        Counts(left_out), whole, wide, wanted["rate"],
+        incident_id, wanted["topic"], who, why, total, asked, total - asked - gone, counts, examples,
+        Counts(left_out) + moved_on, whole, wide, wanted["rate"],
     )  # fmt: skip
 
 
@@ -163,8 +171,10 @@ def _check(settings: Settings, wanted: Wanted) -> None:
         raise _refused(f"{', '.join(unknown)} is not replayed by hand.", f"Name some of: {', '.join(sorted(allowed))}.")
     if not wanted.who.strip() or not wanted.why.strip():
         raise _refused("A replay by hand needs a name and a reason.", "Say who asks (--by) and why (--why).")
-    if (wanted.limit is not None and wanted.limit < 1) or (wanted.rate is not None and wanted.rate <= 0):
-        raise _refused("Limit and rate must be more than 0.", "Correct them.")
+    if (wanted.limit is not None and wanted.limit < 1) or (wanted.rate is not None and not 0 < wanted.rate < math.inf):
+        raise _refused("Limit and rate must be numbers that are more than 0.", "Correct them.")
+    if wanted.start is not None and wanted.end is not None and wanted.start >= wanted.end:
+        raise _refused(f"The window from {wanted.start} to {wanted.end} holds nothing.", "Let it begin before it ends.")
 
 
 def _by_letter(
@@ -278,31 +288,32 @@ def _not_eligible(settings: Settings, one: Judged, seen: Judgement, verdicts: Se
 
 
 def _store(control: Any, run: Run, page: Sequence[_Fits], wanted: Wanted, collected: _Collected) -> None:
-    room = page if wanted.limit is None else page[: wanted.limit - collected.total]
-    if not room:
-        return
-    rows = [
-        (run.run_id, collected.total + place, one.shard, one.topic, one.message_id, one.group, one.send_number, one.route,
-         one.reason, [letter.dead_letter_id for letter in one.letters], json.dumps([seen_of(letter) for letter in one.letters]))
-        for place, one in enumerate(room, start=1)
-    ]  # fmt: skip
     with control, control.cursor() as cur:
         hold(cur, run)
-        places = "(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s::bigint[], %s::jsonb)"
-        execute_values(cur, _SQL["plan"], rows, template=places, page_size=_BATCH)
-    collected.total += len(rows)
-
-
-def _is_too_wide(cur: Any, settings: Settings, run: Run) -> bool:
-    cur.execute(_SQL["by_group"], {"run_id": run.run_id})
-    for topic, group, number in cur.fetchall():
-        policy = settings.policy_for(topic, group)
-        cur.execute(_SQL["newly_confirmed"], {
-            "topic": topic, "group": group, "as_of": run.as_of, "seconds": policy.blast_window.total_seconds(),
+        cur.execute(_SQL["planned"], {
+            "run_id": run.run_id, "topic": wanted.topic, "ids": [one.message_id for one in page],
+            "groups": [one.group for one in page],
         })  # fmt: skip
-        if too_wide(Radius(number, int(cur.fetchone()[0])), policy.blast_share, policy.blast_floor):
-            return True
-    return False
+        planned = set(cur.fetchall())
+        again = [one for one in page if (one.message_id, one.group) in planned and one.letters]
+        if again:
+            cur.execute(_SQL["add_letters"], {"run_id": run.run_id, "rows": json.dumps([
+                {"topic": one.topic, "message_id": one.message_id, "consumer_group": one.group,
+                 "letters": [letter.dead_letter_id for letter in one.letters],
+                 "seen": [seen_of(letter) for letter in one.letters]}
+                for one in again
+            ])})  # fmt: skip
+        new = [one for one in page if (one.message_id, one.group) not in planned]
+        rows = [
+            (run.run_id, collected.total + place, one.shard, one.topic, one.message_id, one.group, one.send_number, one.route,
+             one.reason, [letter.dead_letter_id for letter in one.letters],
+             json.dumps([seen_of(letter) for letter in one.letters]))
+            for place, one in enumerate(new if wanted.limit is None else new[: wanted.limit - collected.total], start=1)
+        ]  # fmt: skip
+        if rows:
+            places = "(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s::bigint[], %s::jsonb)"
+            execute_values(cur, _SQL["plan"], rows, template=places, page_size=_BATCH)
+    collected.total += len(rows)
 
 
 def _away(what: str) -> StoreUnavailable:

@@ -18,10 +18,11 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters.apply import granted_requests, is_granted, leave_cases, lock_seen
 from backstop.dead_letters.evidence import read_letters
+from backstop.dead_letters.measure_radius import is_too_wide
 from backstop.dead_letters.plan_incident import Plan, Wanted, plan, read_plan
 from backstop.errors import DecisionRefused, Unavailable
 from backstop.named_sql import load
-from backstop.records import Counts
+from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask, by_incident, ramped_topics
 from backstop.runs.control import connect
 from backstop.runs.run import DEAD_AFTER, Run, close_run, hold, keep_alive, open_run
@@ -34,6 +35,9 @@ Mode = Literal["dry_run", "canary", "full"]
 _SQL = load("backstop.dead_letters", "incident.sql")
 _APPLY = load("backstop.dead_letters", "decide.sql")["apply"]
 _BATCH = 1_000
+_DECIDED = "its letter was decided or classified anew meanwhile"
+_DIED = "it has a dead letter that the plan does not know"
+_ASKED = "its send was asked for already"
 
 
 def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: Mode, who: str, *, approved: bool) -> Counts:
@@ -50,7 +54,10 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
         raise _refused(f"Topic {found.topic} is not in mode repair any more.", "Set its mode to repair in backstop.yaml.")
     if not found.whole:
         raise _refused(f"The planning of {incident_id} was cut short.", "Plan it again.")
-    if mode == "full" and found.too_wide and not approved:
+    with control, control.cursor() as cur:
+        # Other plans may have asked for as much since it was made.
+        wide = found.too_wide or is_too_wide(cur, settings, run, incident_id)
+    if mode == "full" and wide and not approved:
         raise _refused(
             f"Plan {incident_id} sends {found.total} messages at once, more than the blast radius allows without a second look.",
             "Send its canary first (--canary), then say yes to all of it (--approve).",
@@ -58,9 +65,10 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
     if not who.strip():
         raise _refused("A replay by hand needs a name.", "Say who asks (--by).")
     until = max(1, settings.policy_for(found.topic).canary) if mode == "canary" else None
-    with control, control.cursor() as cur:
-        hold(cur, run)
-        cur.execute(_SQL["approve"], {"run_id": incident_id, "who": who})
+    if approved:
+        with control, control.cursor() as cur:
+            hold(cur, run)
+            cur.execute(_SQL["approve"], {"run_id": incident_id, "who": who, "full": mode == "full"})
     while True:
         with control, control.cursor() as cur:
             hold(cur, run)
@@ -84,15 +92,17 @@ def _ask_for(
     held = lock_seen(cur, [one for row in rows for one in row[9]])
     cur.execute(_SQL["other_letters"], {"run_id": incident_id, "places": places})
     others = {place for (place,) in cur.fetchall()}
-    wanted = [row for row in rows if held.issuperset(row[8]) and row[0] not in others]
+    left = {row[0]: _DIED if row[0] in others else _DECIDED for row in rows if row[0] in others or not held.issuperset(row[8])}
+    wanted = [row for row in rows if row[0] not in left]
     asks = [
         Ask(shard, topic, message_id, number, (group,), reason, by_incident(who, incident_id), route)
         for _, shard, topic, message_id, group, number, route, reason, _, _ in wanted
     ]
     counts = ask(cur, asks, run.run_id, ramped_topics(settings))
-    if len(wanted) < len(rows):
-        counts.add("moved_on", len(rows) - len(wanted))
+    if left:
+        counts.add("moved_on", len(left))
     granted = granted_requests(cur, asks)
+    left |= {row[0]: _ASKED for row in wanted if Key(row[2], row[3]) not in granted}
     numbers = [number for row in wanted for number in row[8]]
     letters = read_letters(cur, _SQL["planned_letters"], {"letters": numbers}) if numbers else []
     shards = {(row[2], row[3]): row[1] for row in wanted}
@@ -107,9 +117,11 @@ def _ask_for(
             counts.add("replaying")
     cur.execute(_APPLY, {"rows": json.dumps(changed)})
     leave_cases(cur, letters)
-    cur.execute(_SQL["asked"], {"run_id": incident_id, "places": places})
-    if rate is not None:
-        cur.execute(_SQL["pace"], {"run_id": incident_id, "places": places, "rate": rate})
+    asked = [place for place in places if place not in left]
+    cur.execute(_SQL["left_out"], {"run_id": incident_id, "places": list(left), "whys": list(left.values())})
+    cur.execute(_SQL["asked"], {"run_id": incident_id, "places": asked})
+    if rate is not None and asked:
+        cur.execute(_SQL["pace"], {"run_id": incident_id, "places": asked, "rate": rate})
     return counts
 
 
