@@ -29,7 +29,7 @@ def replay(
     canary: Annotated[bool, typer.Option("--canary", help="Ask for the first few only.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Ask for all of it.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and show only; so it is without --canary or --full.")] = False,
-    approve: Annotated[bool, typer.Option("--approve", help="Yes, also above the blast radius.")] = False,
+    approve: Annotated[bool, typer.Option("--approve", help="With --plan: yes to it, also above the blast radius.")] = False,
     by: Annotated[str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")] = None,
     why: Annotated[str, typer.Option("--why", help="The reason; it is kept with the plan.")] = "",
     as_json: out.Json = False,
@@ -42,6 +42,8 @@ def replay(
 
     if canary + full + dry_run > 1:
         raise _misused("--canary, --full and --dry-run exclude one another.", "Choose one.")
+    if approve and stored is None:
+        raise _misused("--approve says yes to a plan that was shown, and none is named.", "Plan first, then name it (--plan).")
     mode: Mode = "canary" if canary else "full" if full else "dry_run"
     settings, known, who = context.load_settings(), context.connections(), by or out.who()
     wanted: Wanted | int
@@ -60,13 +62,15 @@ def replay(
             group=group, limit=limit, rate=rate,
         )  # fmt: skip
     with out.progress("replay"):
-        plan, counts = run_incident(settings, known, wanted, mode, who, approved=approve)
+        # Shown before anything of it is asked for: who sees what they did not mean can still interrupt it.
+        plan, counts = run_incident(
+            settings, known, wanted, mode, who, approved=approve, show=(lambda _: None) if as_json else _show
+        )  # fmt: skip
     if as_json:
         out.document({"plan": plan, "counts": counts, "mode": mode})
         return
-    _show(plan)
     out.line("Nothing was asked for (dry run)." if mode == "dry_run" else f"Asked for ({mode}): {counts}")
-    if plan.asked < plan.total:
+    if plan.to_ask:
         out.line(f"  backstop replay --plan {plan.incident_id} {'--full' if mode == 'canary' else '--canary'}")
 
 
