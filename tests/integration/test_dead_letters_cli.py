@@ -187,7 +187,8 @@ def test_an_export_that_breaks_off_leaves_the_old_file_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(subject.os, "fsync", full)
-    assert cli("dead-letters", "export", "--output", str(file)) == 1
+    assert cli("dead-letters", "export", "--output", str(file)) == 2
+    assert "cannot be written: No space left on device" in cli.err
     assert file.read_text() == "an older one" and [one.name for one in folder.iterdir()] == ["letters.jsonl"]
 
 
