@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backstop.audit import look_at_consumers as subject
 from backstop.audit.day import day_of
 from backstop.audit.invariants import INVARIANTS, LATE
 from backstop.audit.run_once import run_duty
@@ -161,6 +162,9 @@ def test_a_sound_system_has_no_breach_and_everything_was_looked_at(world: System
     assert {name for (name,) in looked} == set(INVARIANTS)
     query = "SELECT rows_read FROM audit_look WHERE invariant = 'confirmed_stub_has_logs' AND place = 'shard shop_a'"
     assert world.rows("control", query) == [(1,)]
+    asked = {"case_has_alert", "sends_end"}
+    unknown = world.rows("control", "SELECT DISTINCT invariant FROM audit_look WHERE rows_read IS NULL")
+    assert asked <= {name for (name,) in unknown}, "what the database reads by itself is not counted as nothing"
     assert world.rows("control", "SELECT 1 FROM alert") == []
 
 
@@ -248,6 +252,25 @@ def test_what_does_not_answer_makes_the_audit_incomplete_and_never_sound(world: 
     assert world.rows("control", "SELECT state FROM run WHERE duty = 'audit'") == [("incomplete",)]
     missed = {place for (place,) in world.rows("control", "SELECT place FROM audit_look WHERE NOT complete")}
     assert {"shard shop_b", "store billing_db", "group billing", "control"} <= missed
+
+
+def test_of_a_day_with_too_many_confirmed_stubs_each_hour_has_a_share_and_the_cut_is_written_down(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    midnight = datetime.combine(TODAY, time(), UTC)
+    world.sent("late", status="confirmed")
+    for number in range(3):
+        world.sent(f"many-{number}", status="confirmed")
+    world.rows("shop_a", "UPDATE message_stub SET updated_at = %s", midnight)
+    world.rows("shop_a", "UPDATE message_stub SET updated_at = %s WHERE message_id = 'late'", midnight + timedelta(hours=22.5))
+    monkeypatch.setattr(subject, "SAMPLE", 48)
+    monkeypatch.setattr(subject, "PAGE", 2)
+    day = day_of(world.settings, midnight + timedelta(days=1, hours=1))
+    [look] = [one for one in subject.look_at_consumers(world.settings, world.connections, world.control(), day)
+              if one.place == "shard shop_a"]  # fmt: skip
+    assert "orders/late/billing" in {breach.subject for breach in look.breaches}
+    assert (look.rows_read, look.missed) == (3, None)
+    assert look.cut == ["orders: of 1 hours only the first stubs (48 a day)"]
 
 
 def test_the_day_is_yesterday_unless_another_is_named_and_never_later_than_now(world: System) -> None:

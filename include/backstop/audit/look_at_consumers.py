@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
-from typing import Any
+from math import ceil
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +19,7 @@ from backstop.config.settings import Settings
 from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Key, LogState
+from backstop.stores.audit import StubAudit
 from backstop.stores.open import open_leases, open_stub_audit
 from backstop.verdicts import frames
 from backstop.verdicts.evaluate import Engine, table
@@ -27,8 +29,10 @@ from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.audit", "queries.sql")
 PAGE = 5_000
+_HOUR = timedelta(hours=1)
 SAMPLE = 50_000
-"""Confirmed stubs of one topic and shard that are looked up in the logs; a larger day is looked at in its first part."""
+"""Confirmed stubs of one topic and shard that are looked up in the logs. Of a larger day each hour has a share, the last ones
+also what those before did not use; a cut is written down."""
 
 
 def look_at_consumers(settings: Settings, connections: Connections, control: Any, day: Day) -> list[Look]:
@@ -49,15 +53,14 @@ def _confirmed(settings: Settings, connections: Connections, control: Any, day: 
                 try:
                     with closing(open_stub_audit(settings, connections, shard)) as stubs:
                         for topic in settings.topics:
-                            after = ("-infinity", "")
-                            for _ in range(SAMPLE // PAGE):
-                                page = stubs.confirmed_between(topic, day.start, day.end, after, PAGE)
-                                look.rows_read += len(page)
-                                if page:
-                                    _look_up(sources, engine, control, shard, [key for key, _ in page], look)
-                                    after = (page[-1][1], page[-1][0].message_id)
-                                if len(page) < PAGE:
-                                    break
+                            cut = 0
+                            for page in _sample(stubs, topic, day):
+                                if page.keys:
+                                    look.rows_read += len(page.keys)
+                                    _look_up(sources, engine, control, shard, page.keys, look)
+                                cut += page.cut
+                            if cut:
+                                look.cut.append(f"{topic}: of {cut} hours only the first stubs ({SAMPLE} a day)")
                 except Unavailable as error:
                     look.missed = error.what
                 if sources.unreachable:
@@ -65,6 +68,31 @@ def _confirmed(settings: Settings, connections: Connections, control: Any, day: 
                 yield look
     finally:
         engine.close()
+
+
+class _Page(NamedTuple):
+    keys: list[Key]
+    cut: bool = False
+    """The last of an hour, which has more."""
+
+
+def _sample(stubs: StubAudit, topic: str, day: Day) -> Iterator[_Page]:
+    """The day's confirmed stubs, hour by hour; of an hour that has more than its share, the first ones."""
+    left, start = SAMPLE, day.start
+    for hours_left in range(ceil((day.end - day.start) / _HOUR), 0, -1):
+        end, after = min(start + _HOUR, day.end), ("-infinity", "")
+        share = left // hours_left
+        while True:
+            # One more than may be looked up tells whether there are more.
+            limit = min(PAGE, share)
+            page = stubs.confirmed_between(topic, start, end, after, limit + 1)
+            taken, more = page[:limit], len(page) > limit
+            share, left = share - len(taken), left - len(taken)
+            yield _Page([key for key, _ in taken], cut=more and share == 0)
+            if not more or share == 0:
+                break
+            after = (taken[-1][1], taken[-1][0].message_id)
+        start = end
 
 
 def _look_up(sources: Sources, engine: Engine, control: Any, shard: str, keys: list[Key], look: Look) -> None:

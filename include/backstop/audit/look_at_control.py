@@ -26,6 +26,6 @@ def look_at_control(settings: Settings, control: Any, day: Day) -> list[Look]:
             rows = cursor.fetchall()
         number = rows[0][0] if rows else 0
         looks.append(Look(
-            invariant, rows_read=number, breaches=[Breach(*row[1:]) for row in rows], more=number - len(rows),
+            invariant, by_database=True, breaches=[Breach(*row[1:]) for row in rows], more=number - len(rows),
         ))  # fmt: skip
     return looks

@@ -51,11 +51,10 @@ def _answered(invariant: str, place: str, ask: Callable[[], Look]) -> Look:
 
 def _numbers(stubs: StubAudit, day: Day) -> Look:
     """Hour by hour: no statement walks more than one."""
-    look, start = Look(""), day.start
+    look, start = Look("", by_database=True), day.start
     while start < day.end:
         end = min(start + timedelta(hours=1), day.end)
         for key in stubs.numbers_beyond(start, end, KEPT + 1):
-            look.rows_read += 1
             _add(look, key)
         start = end
     return look
@@ -63,7 +62,7 @@ def _numbers(stubs: StubAudit, day: Day) -> Look:
 
 def _named(keys: Sequence[Key]) -> Look:
     """At most one more than is kept is asked for: then there are more than are listed."""
-    return Look("", rows_read=len(keys), breaches=[_breach(key) for key in keys[:KEPT]], more=len(keys[KEPT:]))
+    return Look("", by_database=True, breaches=[_breach(key) for key in keys[:KEPT]], more=len(keys[KEPT:]))
 
 
 def _without_case(control: Any, page_after: Callable[[Key], list[Key]]) -> Look:

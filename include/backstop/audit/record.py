@@ -36,10 +36,14 @@ class Look:
     invariant: str
     place: str = "control"
     rows_read: int = 0
+    by_database: bool = False
+    """The database looked by itself, and answered only with what breaks the invariant: how much it read is not known."""
     breaches: list[Breach] = field(default_factory=list)
     more: int = 0
     """Breaches beyond those that are listed."""
     missed: str | None = None
+    cut: list[str] = field(default_factory=list)
+    """What was only looked at in part, as was meant; it is written down, and the look is whole."""
 
 
 def record(control: Any, run: Run, day: Day, looks: Sequence[Look]) -> Counts:
@@ -51,7 +55,8 @@ def record(control: Any, run: Run, day: Day, looks: Sequence[Look]) -> Counts:
             number = len(look.breaches) + look.more
             where = {"run_id": run.run_id, "invariant": look.invariant, "place": look.place}
             cursor.execute(_SQL["record_look"], {
-                **where, "rows_read": look.rows_read, "breaches": number, "complete": look.missed is None, "detail": look.missed,
+                **where, "rows_read": None if look.by_database else look.rows_read, "breaches": number,
+                "complete": look.missed is None, "detail": look.missed or "; ".join(look.cut) or None,
             })  # fmt: skip
             cursor.execute(_SQL["forget_findings"], where)
             rows = [(run.run_id, look.invariant, look.place, *breach) for breach in look.breaches[:KEPT]]

@@ -25,13 +25,14 @@ CREATE TABLE audit_look (
     run_id     bigint      NOT NULL REFERENCES run ON DELETE CASCADE,
     invariant  text        NOT NULL,
     place      text        NOT NULL DEFAULT 'control',
-    rows_read  bigint      NOT NULL CHECK (rows_read >= 0),
+    rows_read  bigint      CHECK (rows_read >= 0),
     breaches   bigint      NOT NULL CHECK (breaches >= 0),
     complete   boolean     NOT NULL,
     detail     text,
     looked_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (run_id, invariant, place)
 );
+COMMENT ON COLUMN audit_look.rows_read IS 'rows that the audit itself read; null: the database looked, and answered with breaches only';
 COMMENT ON COLUMN audit_look.complete IS 'false: not everything was read (detail says why), and nothing follows from finding nothing';
 
 CREATE TABLE audit_finding (
