@@ -148,7 +148,7 @@ def classify_few(opened: Opened, below: int) -> int:
     from backstop.dead_letters.count_due import count_stored
 
     with going_on(opened) as (room, run):
-        waiting = count_stored(room.settings, room.control, run)[0]
+        waiting = count_stored(room.settings, room.control, run, at_most=max(below, 1))[0]
         if 0 < waiting < below:
             classify_letters(room.control, room.settings, room.connections, run)
         return waiting

@@ -43,11 +43,22 @@ VALUES (%(run_id)s, %(stage)s, %(subject)s, %(rows)s, %(complete)s, %(detail)s)
 ON CONFLICT (run_id, stage, subject) DO UPDATE SET
     rows_read = EXCLUDED.rows_read, complete = EXCLUDED.complete, detail = EXCLUDED.detail;
 
--- name: kept_patterns: templates with a place for words, the oldest first
-SELECT template FROM cause WHERE strpos(template, '<name>') > 0 OR strpos(template, '<any>') > 0 ORDER BY cause_id;
+-- name: kept_patterns: templates with a place for words and with so many blanks, the oldest first
+SELECT template FROM cause
+WHERE (strpos(template, '<name>') > 0 OR strpos(template, '<any>') > 0)
+    AND length(template) - length(replace(template, ' ', '')) = ANY (%(blanks)s::integer[])
+ORDER BY cause_id;
 
--- name: plain_causes: templates of causes that were seen last
-SELECT template, category FROM cause ORDER BY last_seen_at DESC, cause_id DESC LIMIT %(limit)s;
+-- name: plain_causes: templates of causes that were seen last, of categories and with as many blanks as asked for
+SELECT c.template, c.category
+FROM unnest(%(categories)s::text[], %(blanks)s::integer[]) AS w (category, blanks)
+CROSS JOIN LATERAL (
+    SELECT one.template, one.category, one.last_seen_at, one.cause_id FROM cause one
+    WHERE one.category = w.category AND length(one.template) - length(replace(one.template, ' ', '')) = w.blanks
+    ORDER BY one.last_seen_at DESC, one.cause_id DESC
+    LIMIT %(limit)s) AS c
+ORDER BY c.last_seen_at DESC, c.cause_id DESC
+LIMIT %(limit)s;
 
 -- name: staged_templates: the commonest first
 SELECT template, rule_category FROM staged_letter

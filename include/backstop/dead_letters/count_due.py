@@ -17,11 +17,14 @@ from backstop.runs.run import Run
 from backstop.runs.scope import topics_of
 
 _SQL = load("backstop.dead_letters", "count_due.sql")
+COUNTED = 10_000
+"""Of each kind: more are as good as this many. More than postpone_unchanged looks at, so that what it leaves is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """`queues`: dead-letter queues with at least one letter; `silent`: brokers and queues that did not answer, and why."""
+    """`queues`: dead-letter queues with at least one letter; `silent`: brokers and queues that did not answer, and why.
+    Letters and replays are counted up to COUNTED of each kind."""
 
     queues: tuple[str, ...]
     to_classify: int
@@ -63,10 +66,12 @@ def count_due(settings: Settings, connections: Connections, control: Any, run: R
     return Due(tuple(queues), *count_stored(settings, control, run), tuple(silent))
 
 
-def count_stored(settings: Settings, control: Any, run: Run) -> tuple[int, int, int]:
-    """Letters to classify, letters to decide, replays whose request has ended."""
+def count_stored(settings: Settings, control: Any, run: Run, at_most: int = COUNTED) -> tuple[int, int, int]:
+    """Letters to classify, letters to decide, replays whose request has ended; of each at most so many."""
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["due"], {"topics": topics_of(run.scope), "version": rules_of(settings).version})
+        cursor.execute(_SQL["due"], {
+            "topics": topics_of(run.scope), "version": rules_of(settings).version, "limit": at_most,
+        })  # fmt: skip
         to_classify, to_decide, ended = cursor.fetchone()
     return to_classify, to_decide, ended
 

@@ -16,7 +16,8 @@ from backstop.runs.run import Run
 
 _SQL = load("backstop.dead_letters", "classify.sql")
 CANDIDATES = 20_000
-"""Templates that are compared with one another: the commonest staged ones, and the causes that were seen last."""
+"""Templates that are compared with one another: the commonest staged ones, and those causes that were seen last which could
+make a pattern with them."""
 
 
 class Found(NamedTuple):
@@ -30,14 +31,17 @@ def stage_patterns(
     cursor: Any, run: Run, stage: int, version: str, name: Callable[[str, Category], str]
 ) -> Found:
     """In the caller's transaction. `name` gives the fingerprint of a template and a category."""
-    cursor.execute(_SQL["kept_patterns"])
-    kept = Patterns(template for (template,) in cursor.fetchall())
     cursor.execute(_SQL["staged_templates"], {"run_id": run.run_id, "stage": stage, "limit": CANDIDATES})
     staged = cursor.fetchall()
     if not staged:
         return Found(0, 0)
+    cursor.execute(_SQL["kept_patterns"], {"blanks": sorted({template.count(" ") for template, _ in staged})})
+    kept = Patterns(template for (template,) in cursor.fetchall())
     matched = {(template, said): pattern for template, said in staged if (pattern := kept.match(template))}
-    cursor.execute(_SQL["plain_causes"], {"limit": CANDIDATES})
+    shapes = sorted({(said, template.count(" ")) for template, said in staged if (template, said) not in matched})
+    cursor.execute(_SQL["plain_causes"], {
+        "categories": [said for said, _ in shapes], "blanks": [blanks for _, blanks in shapes], "limit": CANDIDATES,
+    })  # fmt: skip
     candidates: dict[str, str] = {template: said for template, said in cursor.fetchall() if not is_pattern(template)}
     candidates |= {template: said for template, said in staged if (template, said) not in matched}
     found = find_patterns(candidates)

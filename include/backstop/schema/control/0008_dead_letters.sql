@@ -36,6 +36,10 @@ CREATE TABLE cause (
 );
 COMMENT ON COLUMN cause.category IS 'what the rules say of the text; a letter''s own category may differ, because the log decides';
 COMMENT ON COLUMN cause.examples IS 'ids of a few of its letters, the first ones';
+-- By how many blanks the template has: only templates of one length and category make a pattern together.
+CREATE INDEX cause_shape ON cause (category, (length(template) - length(replace(template, ' ', ''))), last_seen_at, cause_id);
+CREATE INDEX cause_pattern ON cause ((length(template) - length(replace(template, ' ', ''))))
+    WHERE strpos(template, '<name>') > 0 OR strpos(template, '<any>') > 0;
 
 CREATE TABLE dead_letter (
     dead_letter_id bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -104,6 +108,9 @@ CREATE INDEX dead_letter_case ON dead_letter (case_id) WHERE case_id IS NOT NULL
 CREATE INDEX dead_letter_cause ON dead_letter (cause_id) WHERE cause_id IS NOT NULL;
 CREATE INDEX dead_letter_left ON dead_letter (left_in_case) WHERE left_in_case IS NOT NULL;
 CREATE INDEX dead_letter_unclosed ON dead_letter (dead_letter_id) WHERE state = 'open';
+CREATE INDEX dead_letter_look ON dead_letter (look_at) WHERE state = 'open';
+CREATE INDEX dead_letter_rules ON dead_letter (classified_by) WHERE state = 'open';
+CREATE INDEX dead_letter_reclassified ON dead_letter (look_at) WHERE state = 'open' AND classified_at > decided_at;
 
 CREATE TABLE dead_letter_aside (
     dead_letter_id bigint PRIMARY KEY REFERENCES dead_letter ON DELETE CASCADE,

@@ -1,0 +1,88 @@
+"""What triage reads each minute, and of older causes, does not grow with the letters that wait for a person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstop.dead_letters import stage_patterns
+from backstop.dead_letters.classify import rules_of
+from backstop.dead_letters.count_due import count_stored
+from backstop.named_sql import load
+from letter_world import causes, classify, clean, letter, triage
+from resend_world import World, servers, world
+
+__all__ = ["clean", "servers", "world"]
+
+
+def waiting(world: World, letters: int) -> None:
+    """Letters that were decided, and are not due for another look."""
+    letter(world, "first")
+    classify(world)
+    world.sql("control", """INSERT INTO dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id,
+            headers, content_bytes, cause_id, category, classified_at, classified_by, decision, reason, decided_at, decided_by, look_at)
+        SELECT batch_id, broker, queue, 'w' || n, consumer_group, topic, 'w' || n, headers, 0, cause_id, category, now(),
+            classified_by, 'wait', 'x', now() + interval '1 minute', 'triage', now() + interval '1 day'
+        FROM dead_letter, generate_series(1, %s) n WHERE message_id = 'first'""", (letters,))  # fmt: skip
+    world.sql("control", "DELETE FROM dead_letter WHERE message_id = 'first'")
+    world.sql("control", "ANALYZE dead_letter")
+
+
+def due(world: World, **more: int) -> tuple[int, int, int]:
+    with triage(world) as (control, run):
+        return count_stored(world.settings, control, run, **more)
+
+
+def test_every_letter_that_is_due_is_counted_once_and_no_more_than_asked_for(world: World) -> None:
+    waiting(world, 7)
+    assert due(world) == (0, 0, 0)
+    for message_id, change in {
+        "w1": "look_at = NULL", "w2": "look_at = now() - interval '1 s'", "w3": "classified_at = now() + interval '1 hour'",
+        "w4": "classified_by = 'a'", "w5": "classified_by = 'z'",
+        "w6": "cause_id = NULL, category = NULL, classified_at = NULL, classified_by = NULL",
+        "w7": "cause_id = NULL, category = NULL, classified_at = NULL",
+    }.items():  # fmt: skip
+        world.sql("control", f"UPDATE dead_letter SET {change} WHERE message_id = %s", (message_id,))
+    assert due(world) == (4, 3, 0)
+    world.sql("control", "UPDATE dead_letter SET look_at = NULL WHERE message_id = 'w3'")
+    assert due(world) == (4, 3, 0)
+    assert due(world, at_most=2) == (2, 2, 0)
+
+
+def rows_read(plan: dict[str, Any]) -> Iterator[int]:
+    if "Relation Name" in plan:
+        yield int(plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * int(plan["Actual Loops"])
+    for part in plan.get("Plans", ()):
+        yield from rows_read(part)
+
+
+def test_letters_that_wait_are_not_read_to_see_that_none_is_due(world: World) -> None:
+    waiting(world, 5_000)
+    statement = "EXPLAIN (ANALYZE, FORMAT JSON) " + load("backstop.dead_letters", "count_due.sql")["due"]
+    values = {"topics": None, "version": rules_of(world.settings).version, "limit": 10_000}
+    ((found,),) = world.sql("control", statement, values)
+    plan = found if isinstance(found, list) else json.loads(found)
+    assert sum(rows_read(plan[0]["Plan"])) < 100
+
+
+def test_only_causes_that_could_make_a_pattern_with_what_was_staged_are_read(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("alice", "bob"):
+        letter(world, name, error=f"Declined: the card of {name} is not accepted here")
+    classify(world)
+    for number, error in enumerate(("KeyError: 'a'", "no rate for this currency", "it is Sunday and nobody is there")):
+        letter(world, f"other-{number}", error=error)
+    classify(world)
+    monkeypatch.setattr(stage_patterns, "CANDIDATES", 3)
+    letter(world, "carol", error="Declined: the card of carol is not accepted here")
+    classify(world, audit=tmp_path)
+    assert causes(world)["handler failed || Declined: the card of <name> is not accepted here"] == ("unknown", 3)
+    kept = load("backstop.dead_letters", "classify.sql")["kept_patterns"]
+    pattern = "handler failed || Declined: the card of <name> is not accepted here"
+    assert world.sql("control", kept, {"blanks": [pattern.count(" ")]}) == [(pattern,)]
+    assert world.sql("control", kept, {"blanks": [pattern.count(" ") + 1]}) == []
