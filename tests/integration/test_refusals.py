@@ -35,6 +35,7 @@ WRONG = (
     "dead-letters list --state nope", "dead-letters list --cause " + TOO_LARGE, "dead-letters list --case " + TOO_LARGE,
     "dead-letters list --limit " + TOO_LARGE, "dead-letters show " + TOO_LARGE, "dead-letters causes --topic nope",
     "dead-letters causes --category nope", "dead-letters try-rules rules.yaml --topic nope", "alerts list --limit " + TOO_LARGE,
+    "replay --plan " + TOO_LARGE, "replay --topic orders --why x --cause " + TOO_LARGE,
 )  # fmt: skip
 
 

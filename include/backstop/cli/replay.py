@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backstop.cli import context, out
+from backstop.cli.misused import LARGEST
 from backstop.config.instant import read_instant
 from backstop.errors import ConfigurationError
 
@@ -21,11 +22,11 @@ def replay(
     verdict: Annotated[
         list[str] | None, typer.Option("--verdict", help="LOST, UNSENT, STALLED or DEAD_LETTERED; may be repeated.")
     ] = None,
-    cause: Annotated[list[int] | None, typer.Option("--cause", help="Dead letters of this cause; may be repeated.")] = None,
+    cause: Annotated[list[int] | None, typer.Option("--cause", min=1, max=LARGEST, help="This cause; may be repeated.")] = None,
     group: Annotated[str | None, typer.Option("--group", help="Only for this consumer group.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many deliveries.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, max=LARGEST, help="At most so many deliveries.")] = None,
     rate: Annotated[float | None, typer.Option("--rate", help="Messages a second, below the topic's own limit.")] = None,
-    stored: Annotated[int | None, typer.Option("--plan", help="The number of a plan that was made before.")] = None,
+    stored: Annotated[int | None, typer.Option("--plan", min=1, max=LARGEST, help="The number of a plan made before.")] = None,
     canary: Annotated[bool, typer.Option("--canary", help="Ask for the first few only.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Ask for all of it.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and show only; so it is without --canary or --full.")] = False,
