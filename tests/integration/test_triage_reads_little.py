@@ -24,7 +24,8 @@ def waiting(world: World, letters: int) -> None:
     letter(world, "first")
     classify(world)
     world.sql("control", """INSERT INTO dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id,
-            headers, content_bytes, cause_id, category, classified_at, classified_by, decision, reason, decided_at, decided_by, look_at)
+            headers, content_bytes, cause_id, category, classified_at, classified_by, decision, reason, decided_at, decided_by,
+            look_at)
         SELECT batch_id, broker, queue, 'w' || n, consumer_group, topic, 'w' || n, headers, 0, cause_id, category, now(),
             classified_by, 'wait', 'x', now() + interval '1 minute', 'triage', now() + interval '1 day'
         FROM dead_letter, generate_series(1, %s) n WHERE message_id = 'first'""", (letters,))  # fmt: skip
