@@ -17,7 +17,7 @@ from backstop.cases.open import open_case
 from backstop.client import SendPolicy, record
 from backstop.config.connections import Connections
 from backstop.config.load import load
-from backstop.local.airflow_api import AirflowApi, AirflowUnavailable
+from backstop.local.airflow_api import FINISHED, AirflowApi, AirflowUnavailable
 from backstop.local.platform import PROJECT, Platform
 from backstop.local.prepare import prepare
 
@@ -34,6 +34,8 @@ class Live:
         self.platform, self.api = platform, platform.airflow.api
         self.settings = load(platform.config)
         self.connections = Connections(resolver=platform.connections().get)
+        self._taken: dict[str, Callable[[], int]] = {}
+        """By form: gives the answer that Airflow took for it once more."""
 
     def control(self) -> Any:
         return psycopg2.connect(self.platform.dsn("control"))
@@ -99,23 +101,41 @@ class Live:
         ((run,),) = self.rows("SELECT dag_run_id FROM case_question WHERE case_id = %s AND ended_at IS NULL", case_id)
         return str(run)
 
-    def answer(self, run: str, option: str, *, api: AirflowApi | None = None, **inputs: object) -> int:
+    def answer(
+        self, run: str, option: str, *, api: AirflowApi | None = None, dag: str = "decide_case", task: str = "ask",
+        **inputs: object,
+    ) -> int:  # fmt: skip
         """The status of the answer: 200 when Airflow took it."""
-        path = f"/dags/decide_case/dagRuns/{quote(run)}/taskInstances/ask/-1/hitlDetails"
+        path = form_of(dag, run, task)
         try:
             (api or self.api).request("PATCH", path, {"chosen_options": [option], "params_input": inputs})
         except AirflowUnavailable as refused:
             assert refused.status is not None, refused
             return refused.status
+        self._taken[path] = lambda: self.answer(run, option, api=api, dag=dag, task=task, **inputs)
         return 200
 
-    def end_of(self, run: str) -> dict[str, str]:
-        """The states of `ask`, `apply` and the whole run when it has ended."""
-        state = self.api.wait("decide_case", run, SECONDS)
-        return {name: one for name, one in self.tasks(run).items() if name != "ask_for_resend"} | {"": state}
+    def end_of(self, run: str, *, dag: str = "decide_case", task: str = "ask") -> dict[str, str]:
+        """The states of its tasks (but `ask_for_resend`) and the whole run when it has ended.
 
-    def tasks(self, run: str) -> dict[str, str]:
-        return {str(t["task_id"]): str(t["state"]) for t in self.api.task_instances("decide_case", run)}
+        Airflow may lose an answer that comes before the task has left its worker, and asks again: it is answered again, as a
+        person would.
+        """
+        path = form_of(dag, run, task)
+
+        def over() -> bool:
+            if path in self._taken:
+                form = self.api.request("GET", path)
+                if not form["response_received"] and form["task_instance"]["state"] == "awaiting_input":
+                    assert self._taken[path]() == 200
+            return str(self.api.dag_run(dag, run)["state"]) in FINISHED
+
+        self.wait_for(over, f"the end of {run} of {dag}")
+        ended = {name: one for name, one in self.tasks(run, dag).items() if name != "ask_for_resend"}
+        return ended | {"": str(self.api.dag_run(dag, run)["state"])}
+
+    def tasks(self, run: str, dag: str = "decide_case") -> dict[str, str]:
+        return {str(t["task_id"]): str(t["state"]) for t in self.api.task_instances(dag, run)}
 
     def ended(self, run: str) -> tuple[Any, ...]:
         return self.rows("SELECT how, answered_by, answer, said FROM case_question WHERE dag_run_id = %s", run)[0]
@@ -131,6 +151,11 @@ class Live:
         run_id = self.api.trigger(duty, form)
         state = self.api.wait(duty, run_id, SECONDS)
         return {str(t["task_id"]): str(t["state"]) for t in self.api.task_instances(duty, run_id)} | {"": state}
+
+
+def form_of(dag: str, run: str, task: str) -> str:
+    """Where Airflow takes the answer to a form."""
+    return f"/dags/{dag}/dagRuns/{quote(run)}/taskInstances/{task}/-1/hitlDetails"
 
 
 @contextmanager

@@ -184,7 +184,7 @@ def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(bag: di
 @pytest.mark.parametrize("name", DAGS)
 def test_a_dag_file_is_light(tmp_path: Path, name: str) -> None:
     measured = []
-    for _ in range(3):  # the best of three: what the machine does beside it is not the file's fault
+    for _ in range(8):  # the best of eight: what the machine does beside it is not the file's fault
         measured.append(facts(MEASURE, tmp_path, str(ROOT / "dags" / f"{name}.py")))
         assert not set(measured[-1]["loaded"]) & set(HEAVY)
         if measured[-1]["ms"] < MILLISECONDS:

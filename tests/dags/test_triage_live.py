@@ -11,7 +11,7 @@ import pytest
 
 from backstop.brokers.open import open_broker
 from backstop.client import SendPolicy, record, send
-from live_people import SECONDS, Live
+from live_people import SECONDS, Live, form_of
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -139,22 +139,13 @@ def test_an_incident_is_planned_shown_and_replayed_after_a_yes_and_not_after_a_n
     form = {"topic": "refunds", "verdicts": ["DEAD_LETTERED"], "mode": "full", "why": "the producer is mended"}
     for option, end in (("do nothing", "skipped"), ("replay", "success")):
         run = people.api.trigger("replay_incident", form)
-        path = f"/dags/replay_incident/dagRuns/{run.replace('+', '%2B')}/taskInstances/approve/-1/hitlDetails"
-        asked: list[dict[str, Any]] = []
-
-        def is_asked(path: str = path, run: str = run, asked: list[dict[str, Any]] = asked) -> bool:
-            states = {str(t["task_id"]): t["state"] for t in people.api.task_instances("replay_incident", run)}
-            if states.get("approve") == "awaiting_input":
-                asked.append(people.api.request("GET", path))
-            return bool(asked)
-
-        people.wait_for(is_asked, "the question")
-        assert "replay 3 deliveries of refunds (full)?" in asked[0]["subject"]
-        chosen = next(one for one in asked[0]["options"] if one.startswith(option))
-        people.api.request("PATCH", path, {"chosen_options": [chosen], "params_input": {}})
-        assert people.api.wait("replay_incident", run, SECONDS) == "success"
-        states = {str(t["task_id"]): str(t["state"]) for t in people.api.task_instances("replay_incident", run)}
-        assert states["replay"] == end
+        people.wait_for(lambda run=run: people.tasks(run, "replay_incident").get("approve") == "awaiting_input", "the question")
+        asked = people.api.request("GET", form_of("replay_incident", run, "approve"))
+        assert "replay 3 deliveries of refunds (full)?" in asked["subject"]
+        chosen = next(one for one in asked["options"] if one.startswith(option))
+        assert people.answer(run, chosen, dag="replay_incident", task="approve") == 200
+        states = people.end_of(run, dag="replay_incident", task="approve")
+        assert (states["replay"], states[""]) == (end, "success")
         requests = people.rows("SELECT requested_by FROM resend_request WHERE message_id LIKE 'bad-%%'")
         assert len(requests) == (3 if option == "replay" else 0)
     assert all("(incident " in by and by.startswith("admin") for (by,) in requests)

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg2
@@ -52,6 +53,10 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     running.stop()
 
 
+ENDED = (FileNotFoundError, ProcessLookupError)
+"""What /proc says of a process that ended meanwhile."""
+
+
 def read(dsn: str, query: str) -> list[tuple[object, ...]]:
     connection = psycopg2.connect(dsn)
     try:
@@ -66,13 +71,12 @@ def listening_addresses(pid: int) -> set[str]:
     """The local addresses, as the kernel writes them, on which a process or a child of it listens."""
     inodes = set()
     for member in (pid, *descendants(pid)):
-        for link in Path(f"/proc/{member}/fd").iterdir():
-            try:
-                target = os.readlink(link)
-            except FileNotFoundError:
-                continue  # a descriptor that was closed meanwhile listens to nothing
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
+        with suppress(*ENDED):  # a process that ended meanwhile listens to nothing
+            for link in Path(f"/proc/{member}/fd").iterdir():
+                with suppress(*ENDED):  # nor does a descriptor that was closed
+                    target = os.readlink(link)
+                    if target.startswith("socket:["):
+                        inodes.add(target[8:-1])
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -82,14 +86,18 @@ def listening_addresses(pid: int) -> set[str]:
     return found
 
 
+def is_airflow(pid: int) -> bool:
+    with suppress(*ENDED):
+        return b"airflow" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 def command_lines() -> str:
     """The command line of every process on the machine."""
     lines = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(*ENDED):
             lines.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
     return "\n".join(lines)
 
 
@@ -299,9 +307,7 @@ def test_airflow_runs_a_dag_for_the_generated_login_and_leaves_no_process(
         ]
         assert "greeting the-value" in airflow.api.task_log("hello", run, "greet")
         assert airflow.api.import_errors() == []
-        running = [
-            pid for pid in descendants(os.getpid()) if b"airflow" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        running = [pid for pid in descendants(os.getpid()) if is_airflow(pid)]
         assert len(running) >= 3
     assert not [
         pid for pid in running if is_alive(pid) and "postgres" not in Path(f"/proc/{pid}/comm").read_text()

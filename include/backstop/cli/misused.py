@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from backstop.config.settings import Settings  # `--help` is not to wait for it
 
 LARGEST = 2**63 - 1
 """Of every number that goes to the database."""
