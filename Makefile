@@ -17,10 +17,10 @@ export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help mariadb activemq setup bench demo chaos soak test test-unit test-all up down traffic status lint types env
+.PHONY: help mariadb activemq rocketmq test-brokers setup bench demo chaos soak test test-unit test-all up down traffic status lint types env
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Settings: SEED=1 MESSAGES=... for the demo; RATE=... for traffic; ARGS=... for pytest"
 
 setup: ## environment, locked dependencies, JDBC driver (skipped when already there)
@@ -37,13 +37,20 @@ mariadb: ## the MariaDB programs that some tests start: Debian's packages, when 
 activemq: setup ## the distribution of ActiveMQ Classic that some tests start (skipped when already there)
 	-@$(PY) -m backstop.local.fetch_activemq
 
-test: setup mariadb activemq lint types ## lint, types, and every test (about 40 minutes on 2 cores)
+rocketmq: setup ## the jars of RocketMQ that some tests start (skipped when already there)
+	-@$(PY) -m backstop.local.fetch_rocketmq
+
+test: setup mariadb activemq rocketmq lint types ## lint, types, and every test (about 40 minutes on 2 cores)
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" $(ARGS)
 
 test-unit: setup ## unit tests only (within 60 s)
 	@$(WITH_JAVA) $(PY) -m pytest tests/unit $(ARGS)
 
-test-all: setup mariadb activemq lint types ## everything, the long tests too (seeds, soaks)
+test-brokers: setup activemq rocketmq ## the broker contract on every broker, and all tests on real ActiveMQ and RocketMQ
+	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" tests/contract/test_broker_contract.py tests/contract/test_redis_streams.py \
+	  $$(ls -d tests/*/test_activemq*.py tests/*/test_rocketmq*.py) $(ARGS)
+
+test-all: setup mariadb activemq rocketmq lint types ## everything, the long tests too (seeds, soaks)
 	@$(WITH_JAVA) $(PY) -m pytest $(ARGS)
 
 bench: setup ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix); rows in build/bench/results.json

@@ -1,4 +1,5 @@
-"""What every test shares: one Spark session (a JVM takes its classpath at its start, so there can be only one kind)."""
+"""What every test shares: one Spark session (a JVM takes its classpath at its start, so there can be only one kind),
+and one RocketMQ for all tests that do not kill it."""
 
 from __future__ import annotations
 
@@ -36,3 +37,12 @@ def spark() -> Iterator[Any]:
         session = start_session("tests", "local[2]")
         yield session
         session.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One real RocketMQ for all tests that do not kill, stall or fill it: every test names its own topics and groups."""
+    from rocketmq import RocketMQ
+
+    with RocketMQ(tmp_path_factory.mktemp("rocketmq")) as server:
+        yield server

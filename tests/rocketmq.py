@@ -1,0 +1,279 @@
+"""Run Apache RocketMQ from its jars as our own children: a name server and a broker, on the loopback, over one folder.
+
+An open port is not a registered broker (in half of the cold starts it registers ten seconds later), so a start ends when the name
+server gives the route. Names here are RocketMQ's own; the adapter's encoding is not the harness's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import pytest
+
+from backstop.local.child import Child
+from backstop.local.fetch_rocketmq import HOME, installed
+from backstop.local.ports import LOOPBACK, free_port
+from compile_java import compiled, java
+from rocketmq_admin import Answer, Refused, ask
+from rocketmq_tls import write_certificates
+
+CLUSTER = "DefaultCluster"
+LOGIN = ("backstop", "s3cret-of/Backstop@never:shown")
+"""Who may do everything on a server with access control."""
+START_SECONDS = 120.0
+NO_REPLICAS = Path(__file__).parent / "java" / "rocketmq" / "NoReplicas.java"
+OPENED = (
+    "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.base/java.util=ALL-UNNAMED",
+)  # fmt: skip
+SETTINGS = {
+    "brokerClusterName": CLUSTER, "brokerId": "0", "brokerIP1": LOOPBACK, "brokerIP2": LOOPBACK, "bindAddress": LOOPBACK,
+    "brokerRole": "ASYNC_MASTER", "flushDiskType": "ASYNC_FLUSH", "autoCreateTopicEnable": "false",
+    "autoCreateSubscriptionGroup": "false", "mappedFileSizeCommitLog": "67108864", "mappedFileSizeConsumeQueue": "600000",
+    "mappedFileSizeTimerLog": "1048576", "maxIndexNum": "100000", "maxHashSlotNum": "50000", "diskMaxUsedSpaceRatio": "99",
+    "registerNameServerPeriod": "10000", "traceTopicEnable": "false", "enableCalcFilterBitMap": "false",
+    "sendMessageThreadPoolNums": "2", "pullMessageThreadPoolNums": "4", "adminBrokerThreadPoolNums": "2",
+    "messageDelayLevel": "1s 1s 1s 2s 2s 5s 10s 30s 1m 2m 5m 10m 20m 30m 1h 2h 3h 4h",
+}  # fmt: skip
+"""Small, and quick to deliver again; the delays of the levels from the sixth on grow as the server's own do."""
+LOSES_WHEN_KILLED = {
+    "transientStorePoolEnable": "true", "transientStorePoolSize": "3", "mappedFileSizeCommitLog": "16777216",
+    "commitIntervalCommitLog": "2000", "commitCommitLogLeastPages": "4096", "commitCommitLogThoroughInterval": "2000",
+}  # fmt: skip
+"""Asynchronous flush that really loses what was acknowledged in the last seconds: the pages of a plain one outlive the process."""
+RETENTION_AT_ONCE = {
+    "fileReservedTime": "0", "mappedFileSizeCommitLog": "1048576", "mappedFileSizeConsumeQueue": "20000",
+    "cleanResourceInterval": "200", "deletePhysicFilesInterval": "1", "deleteConsumeQueueFilesInterval": "1",
+    "maxMessageSize": "262144", "deleteWhen": "00;01;02;03;04;05;06;07;08;09;10;11;12;13;14;15;16;17;18;19;20;21;22;23",
+}  # fmt: skip
+"""Whole files of 1 MiB are removed as soon as they are full: what was stored in them is behind the first offset."""
+
+
+class RocketMQ:
+    """One name server and one master. `settings` are the broker's own, over SETTINGS."""
+
+    def __init__(
+        self, directory: Path, *, name: str = "broker-a", joins: RocketMQ | None = None, acl: bool = False, tls: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """`joins`: a server whose name server this broker registers at, beside that one's own broker. `tls`: a certificate of an
+        authority at `ca`; without it the server still takes TLS, with a certificate that it signed itself."""
+        if not installed():
+            pytest.fail(f"RocketMQ is not at {HOME}, and these tests need a real one: make rocketmq", pytrace=False)
+        self.base, self.name, self._joins = directory.resolve(), name, joins
+        self.port, self._vip_port = free_port(), free_port()
+        self.namesrv_port = joins.namesrv_port if joins else free_port()
+        self.login = LOGIN if acl else None
+        self.settings = {**SETTINGS, **(settings or {})}
+        self._tls = tls
+        self.base.mkdir(parents=True, exist_ok=True)
+        self._names = Child("RocketMQ's name server", self.base / "namesrv.log")
+        self._broker = Child("RocketMQ's broker", self.base / "broker.log")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+
+    @property
+    def namesrv(self) -> str:
+        return f"{LOOPBACK}:{self.namesrv_port}"
+
+    @property
+    def address(self) -> str:
+        """The master's, as the routes name it."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The broker's."""
+        return self._broker.pid
+
+    @property
+    def namesrv_pid(self) -> int | None:
+        return self._names.pid
+
+    @property
+    def ca(self) -> Path:
+        return self.base / "tls" / "ca.pem"
+
+    def url(self, access: str | None = None, secret: str | None = None, *, port: int | None = None, tls: bool | None = None) -> str:
+        """The connection as backstop.yaml's reference names it; `port`: of the name server."""
+        if access is None and self.login is not None:
+            access, secret = self.login
+        login = f"{quote(access, safe='')}:{quote(secret or '', safe='')}@" if access is not None else ""
+        more = f"?tls=true&ca={quote(str(self.ca))}" if (self._tls if tls is None else tls) else ""
+        return f"rocketmq://{login}{LOOPBACK}:{port or self.namesrv_port}{more}"
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts what does not run, over what an earlier life left; returns when the name server gives the broker's route."""
+        if self._joins is None and not self._names.running:
+            self._launch_namesrv()
+        if not self._broker.running:
+            self._launch_broker()
+        try:
+            self._broker.wait_until(self._registered, START_SECONDS)
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """`kill -9` of both."""
+        self._broker.kill()
+        self._names.kill()
+
+    def kill_broker(self) -> None:
+        self._broker.kill()
+
+    def stop_broker(self) -> None:
+        """In order, as an operator does: it writes down everything. Takes 10 to 20 s."""
+        self._broker.stop(seconds=60.0)
+
+    def kill_namesrv(self) -> None:
+        self._names.kill()
+
+    def restart_namesrv(self) -> None:
+        """The name server forgets all routes, and the broker tells them again."""
+        self._names.kill()
+        self._launch_namesrv()
+        self._names.wait_until(self._registered, START_SECONDS)
+
+    def stall(self, *, namesrv: bool = True) -> None:
+        """The server takes connections and bytes, and does nothing."""
+        self._broker.send(signal.SIGSTOP)
+        if namesrv:
+            self._names.send(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._broker.send(signal.SIGCONT)
+        self._names.send(signal.SIGCONT)
+
+    # -- administration, past the adapter --------------------------------------------------------------------
+
+    def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", *, ok: tuple[int, ...] = (0,)) -> Answer:
+        """One request to the broker."""
+        return ask(self.port, code, ext, body, ok=ok, login=self.login)
+
+    def ask_namesrv(self, code: int, ext: dict[str, Any] | None = None, *, ok: tuple[int, ...] = (0,)) -> Answer:
+        return ask(self.namesrv_port, code, ext, ok=ok)
+
+    def create_topic(self, topic: str, queues: int = 4, *, kind: str = "", perm: int = 6) -> None:
+        """`kind`: NORMAL, FIFO, DELAY, TRANSACTION; only the gRPC proxy looks at it."""
+        self.ask(17, {
+            "topic": topic, "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues, "perm": perm,
+            "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False,
+            "attributes": f"+message.type={kind}" if kind else "",
+        })  # fmt: skip
+        self._wait_for_route(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        self.ask(215, {"topic": topic})
+        self.ask_namesrv(216, {"topic": topic, "clusterName": CLUSTER})
+
+    def create_group(self, group: str, *, retry_max: int = 16, ordered: bool = False, from_first: bool = True) -> None:
+        body = json.dumps({
+            "groupName": group, "consumeEnable": True, "consumeFromMinEnable": from_first, "consumeBroadcastEnable": False,
+            "consumeMessageOrderly": ordered, "retryQueueNums": 1, "retryMaxTimes": retry_max, "brokerId": 0,
+            "whichBrokerWhenConsumeSlowly": 1, "notifyConsumerIdsChangedEnable": True,
+        }).encode()  # fmt: skip
+        self.ask(200, body=body)
+
+    def configure(self, **settings: object) -> None:
+        """Changes settings of the running broker."""
+        self.ask(25, body="".join(f"{name}={value}\n" for name, value in settings.items()).encode())
+
+    def register_now(self) -> None:
+        self.configure(brokerPermission=6)
+
+    def delete_expired_files(self) -> None:
+        """What the hour of `deleteWhen` does; with RETENTION_AT_ONCE all full files go."""
+        self.ask(329)
+
+    # -- the parts -------------------------------------------------------------------------------------------
+
+    def _wait_for_route(self, topic: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while self.ask_namesrv(105, {"topic": topic}, ok=(0, 17)).code == 17:
+            assert time.monotonic() < deadline, f"the name server never heard of {topic}"
+            time.sleep(0.01)
+
+    def _registered(self) -> bool:
+        try:
+            self.register_now()
+            found = self.ask_namesrv(105, {"topic": self.name}, ok=(0, 17))
+        except (OSError, Refused):
+            return False  # not up yet; the caller knows the deadline and whether the process lives
+        return found.code == 0 and self.address.encode() in found.body
+
+    def _launch_namesrv(self) -> None:
+        written = self._write("namesrv.conf", {
+            "listenPort": str(self.namesrv_port), "bindAddress": LOOPBACK,
+            "kvConfigPath": f"{self.base}/namesrv/kvConfig.json", "configStorePath": f"{self.base}/namesrv/namesrv.properties",
+        })  # fmt: skip
+        self._names.start(
+            [*self._java("-Xms16m", "-Xmx64m"), "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(written)],
+            env=self._environment(), cwd=self.base,
+        )  # fmt: skip
+
+    def _launch_broker(self) -> None:
+        settings = {
+            **self.settings, "brokerName": self.name, "listenPort": str(self.port), "fastListenPort": str(self._vip_port),
+            "namesrvAddr": self.namesrv, "storePathRootDir": f"{self.base}/store",
+            "storePathCommitLog": f"{self.base}/store/commitlog", "haListenPort": str(free_port()),
+        }  # fmt: skip
+        if self.login is not None:
+            access, secret = self.login
+            settings |= {
+                "authenticationEnabled": "true", "authorizationEnabled": "true",
+                "authenticationProvider": "org.apache.rocketmq.auth.authentication.provider.DefaultAuthenticationProvider",
+                "authenticationMetadataProvider":
+                    "org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider",
+                "authorizationProvider": "org.apache.rocketmq.auth.authorization.provider.DefaultAuthorizationProvider",
+                "authorizationMetadataProvider":
+                    "org.apache.rocketmq.auth.authorization.provider.LocalAuthorizationMetadataProvider",
+                "initAuthenticationUser": json.dumps({"username": access, "password": secret}),
+                "innerClientAuthenticationCredentials": json.dumps({"accessKey": access, "secretKey": secret}),
+            }  # fmt: skip
+        written = self._write("broker.conf", settings)  # anew at each start: the broker rewrites it
+        helper = compiled([NO_REPLICAS], {"org.apache.rocketmq.store.ha.HAService": NO_REPLICAS.stem})
+        self._broker.start(
+            [*self._java("-Xms128m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", *OPENED, first=f"{helper}:"),
+             "org.apache.rocketmq.broker.BrokerStartup", "-c", str(written)],
+            env=self._environment(), cwd=self.base,
+        )  # fmt: skip
+
+    def _java(self, *options: str, first: str = "") -> list[str]:
+        tls = [f"-Dtls.config.file={self._tls_settings()}", "-Dtls.test.mode.enable=false"] if self._tls else []
+        return [
+            str(java()), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss512k", "-XX:-UsePerfData", *options, *tls,
+            f"-Duser.home={self.base}", "-Drocketmq.log.level=WARN", "-cp", f"{first}{HOME}/*",
+        ]  # fmt: skip
+
+    def _tls_settings(self) -> Path:
+        certificate, key = write_certificates(self.base / "tls")
+        return self._write("tls.properties", {
+            "tls.test.mode.enable": "false", "tls.server.mode": "permissive", "tls.server.need.client.auth": "none",
+            "tls.server.certPath": str(certificate), "tls.server.keyPath": str(key),
+        })  # fmt: skip
+
+    def _write(self, name: str, settings: Mapping[str, str]) -> Path:
+        path = self.base / name
+        path.touch(mode=0o600)  # it may hold a password
+        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        return path
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "ROCKETMQ_HOME": str(self.base)}
