@@ -1,0 +1,1 @@
+"""RocketMQ: a remoting client of our own, for messages and for looks."""

@@ -1,0 +1,210 @@
+"""Where a topic's queues are: asked of the name servers, believed for some seconds.
+
+A topic that is not there and a cluster that is away are two answers. A name server that has just started knows no broker yet,
+so its "no such topic" counts only when it knows the brokers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from backstop.brokers.rocketmq.address import endpoint
+from backstop.brokers.rocketmq.codes import Ask, Said
+from backstop.brokers.rocketmq.exchange import only_answers
+from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.names import queue_number
+from backstop.brokers.rocketmq.pool import Pool
+from backstop.brokers.rocketmq.session import Lost, NotSent
+from backstop.brokers.rocketmq.unavailable import unavailable
+from backstop.errors import ConfigurationError
+
+BELIEVED_SECONDS = 10.0
+MAX_QUEUES = 10_000
+_READ, _WRITE = 4, 2
+
+
+class NoSuchTopic(Exception):
+    """The name servers know the cluster, and no topic of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One queue of a topic, and its master's address; null: the master is away."""
+
+    number: int
+    """Ours, as in Position.queue_id."""
+    broker: str
+    queue_id: int
+    master: str | None
+    readable: bool
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All queues of a topic (RocketMQ's name), by their numbers."""
+
+    topic: str
+    queues: tuple[Queue, ...]
+    masters: Mapping[str, str | None]
+    """broker name -> address, of every broker that has a part of the topic."""
+
+    def writable(self) -> list[Queue]:
+        return [queue for queue in self.queues if queue.writable]
+
+    def readable(self) -> list[Queue]:
+        return [queue for queue in self.queues if queue.readable]
+
+    def complete(self, doing: str) -> list[tuple[Queue, str]]:
+        """Every queue with its master. BrokerUnavailable when one master is away: a look never answers with less."""
+        found = []
+        for queue in self.queues:
+            if queue.master is None:
+                raise unavailable(doing, f"the master of the broker {queue.broker} is away")
+            found.append((queue, queue.master))
+        return found
+
+
+class Routes:
+    """The routes of one adapter. Safe to share between threads."""
+
+    def __init__(self, pool: Pool, *, brokers: Sequence[str] | None, answer_timeout: float) -> None:
+        """`brokers`: every broker name, in the order by which queues are numbered; null: topics lie on one broker only."""
+        self._pool, self._seconds = pool, answer_timeout
+        self.brokers = tuple(brokers) if brokers is not None else None
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, Route]] = {}
+
+    def route(self, topic: str, *, deadline: float | None = None, fresh: bool = False) -> Route:
+        """The route of a topic, by RocketMQ's name for it. Raises NoSuchTopic, BrokerUnavailable, ConfigurationError.
+
+        With the option `brokers` each of them must be known to the name servers: the queues of one that is away would be
+        missing, and nothing would say so.
+        """
+        if not fresh:
+            with self._lock:
+                read_at, known = self._known.get(topic, (float("-inf"), None))
+            if known is not None and time.monotonic() - read_at < BELIEVED_SECONDS:
+                return known
+        doing = f"looking for the topic {topic}"
+        at = time.monotonic()
+        try:
+            answer, cluster = self._ask(topic, doing, at + self._seconds if deadline is None else deadline)
+            if answer.code == Said.TOPIC_NOT_EXIST:
+                self._all_there(_masters(cluster), doing)
+                self.forget(topic)
+                raise NoSuchTopic(topic)
+            if answer.code != Said.SUCCESS:
+                raise unavailable(doing, answer.said())
+            self._all_there(_masters(cluster), doing)
+            route = self._read(topic, answer)
+        except Malformed as error:
+            raise unavailable(doing, str(error)) from error
+        with self._lock:
+            self._known[topic] = (at, route)
+        return route
+
+    def masters(self, *, deadline: float | None = None) -> dict[str, str | None]:
+        """broker name -> its master's address, for every broker that the name servers know. Raises BrokerUnavailable."""
+        doing = "looking for the brokers"
+        by = time.monotonic() + self._seconds if deadline is None else deadline
+        try:
+            _, cluster = self._ask(None, doing, by)
+            masters = _masters(cluster)
+        except Malformed as error:
+            raise unavailable(doing, str(error)) from error
+        self._all_there(masters, doing)
+        return masters
+
+    def forget(self, topic: str) -> None:
+        """Believe nothing about this topic that was read before."""
+        with self._lock:
+            self._known.pop(topic, None)
+
+    def _ask(self, topic: str | None, doing: str, deadline: float) -> tuple[Answer, Answer]:
+        """(route, cluster) of the first name server that knows the topic, else of the last that answered."""
+        requests = [Request(Ask.CLUSTER)]
+        if topic is not None:
+            requests.insert(0, Request(Ask.ROUTE, {"topic": topic, "acceptStandardJsonOnly": True}))
+        said: list[str] = []
+        found: tuple[Answer, Answer] | None = None
+        servers = self._pool.address.namesrvs
+        for place, server in enumerate(servers):
+            share = (deadline - time.monotonic()) / (len(servers) - place)  # a silent one leaves time for the others
+            try:
+                answers = only_answers(self._pool.ask_many(server, requests, time.monotonic() + share))
+            except (Lost, NotSent) as error:
+                said.append(str(error))
+                continue
+            if answers[-1].code != Said.SUCCESS:
+                said.append(f"{server}: {answers[-1].said()}")
+                continue
+            if answers[0].code == Said.SUCCESS:
+                return answers[0], answers[-1]
+            found = found or (answers[0], answers[-1])
+        if found is None or (said and found[0].code == Said.TOPIC_NOT_EXIST):
+            # One that did not answer may be the one that knows it.
+            raise unavailable(doing, "; ".join(said))
+        return found
+
+    def _all_there(self, masters: Mapping[str, str | None], doing: str) -> None:
+        if not masters:
+            raise unavailable(doing, "the name servers know no broker")
+        missing = [name for name in self.brokers or () if name not in masters]
+        if missing:
+            raise unavailable(doing, f"the name servers do not know the broker {', '.join(missing)}")
+
+    def _read(self, topic: str, answer: Answer) -> Route:
+        route = answer.json()
+        try:
+            masters = {one["brokerName"]: _master(one) for one in route["brokerDatas"]}
+            parts = [
+                (one["brokerName"], int(one["perm"]), int(one["readQueueNums"]), int(one["writeQueueNums"]))
+                for one in route["queueDatas"]
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Malformed(f"a route that cannot be read: {type(error).__name__}: {error}") from error
+        names = {name for name, _, _, _ in parts}
+        if self.brokers is None and len(names) > 1:
+            raise ConfigurationError(
+                f"The topic {topic} lies on several brokers: {', '.join(sorted(names))}.",
+                kept="Nothing was sent, and nothing was decided.",
+                next_step="Name all brokers of the cluster in the option `brokers`, in an order that never changes: the queues "
+                "are numbered by it.",
+            )
+        if any(read > MAX_QUEUES or write > MAX_QUEUES for _, _, read, write in parts):
+            raise Malformed(f"a broker with more than {MAX_QUEUES} queues of one topic")
+        queues = [
+            Queue(
+                queue_number(name, queue, self.brokers), name, queue, masters.get(name),
+                bool(perm & _READ) and queue < read, bool(perm & _WRITE) and queue < write,
+            )
+            for name, perm, read, write in parts
+            for queue in range(max(read, write))
+        ]  # fmt: skip
+        return Route(
+            topic, tuple(sorted(queues, key=lambda queue: queue.number)), {name: masters.get(name) for name in sorted(names)}
+        )
+
+
+def _master(broker: Mapping[str, Mapping[str, str]]) -> str | None:
+    address = broker["brokerAddrs"].get("0")
+    if address is None:
+        return None
+    try:
+        return endpoint(address)
+    except ConfigurationError as error:
+        raise Malformed(f"the address of a broker: {address[:40]!r}") from error
+
+
+def _masters(cluster: Answer) -> dict[str, str | None]:
+    found = cluster.json()
+    try:
+        return {name: _master(broker) for name, broker in (found.get("brokerAddrTable") or {}).items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Malformed(f"a list of brokers that cannot be read: {type(error).__name__}: {error}") from error
+
+
