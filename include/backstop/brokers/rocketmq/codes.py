@@ -50,10 +50,12 @@ class Ask(IntEnum):
     """From the broker: somebody set the group's offsets."""
     RESET_OFFSETS = 222
     GROUPS_OF_TOPIC = 300
+    CONSUME_TIME_SPAN = 303
     RUNNING_INFO = 307
     """To a consumer, by way of the broker."""
     SEND = 310
     SEND_BATCH = 320
+    """See batch.py."""
     TOPIC_CONFIG = 351
     GROUP_CONFIG = 352
 
