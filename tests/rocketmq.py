@@ -49,7 +49,7 @@ LOSES_WHEN_KILLED = {
     "transientStorePoolEnable": "true", "transientStorePoolSize": "3", "mappedFileSizeCommitLog": "16777216",
     "commitIntervalCommitLog": "2000", "commitCommitLogLeastPages": "4096", "commitCommitLogThoroughInterval": "2000",
 }  # fmt: skip
-"""Asynchronous flush that really loses what was acknowledged in the last seconds: the pages of a plain one outlive the process."""
+"""Asynchronous flush that really loses what was acknowledged last: the pages of a plain one outlive the process."""
 RETENTION_AT_ONCE = {
     "fileReservedTime": "0", "mappedFileSizeCommitLog": "1048576", "mappedFileSizeConsumeQueue": "20000",
     "cleanResourceInterval": "200", "deletePhysicFilesInterval": "1", "deleteConsumeQueueFilesInterval": "1",
@@ -74,7 +74,7 @@ class RocketMQ:
         self.namesrv_port = joins.namesrv_port if joins else free_port()
         self.login = LOGIN if acl else None
         self.settings = {**SETTINGS, **(settings or {})}
-        self._tls = tls
+        self.tls = tls
         self.base.mkdir(parents=True, exist_ok=True)
         self._names = Child("RocketMQ's name server", self.base / "namesrv.log")
         self._broker = Child("RocketMQ's broker", self.base / "broker.log")
@@ -108,12 +108,14 @@ class RocketMQ:
     def ca(self) -> Path:
         return self.base / "tls" / "ca.pem"
 
-    def url(self, access: str | None = None, secret: str | None = None, *, port: int | None = None, tls: bool | None = None) -> str:
+    def url(
+        self, access: str | None = None, secret: str | None = None, *, port: int | None = None, tls: bool | None = None
+    ) -> str:
         """The connection as backstop.yaml's reference names it; `port`: of the name server."""
         if access is None and self.login is not None:
             access, secret = self.login
         login = f"{quote(access, safe='')}:{quote(secret or '', safe='')}@" if access is not None else ""
-        more = f"?tls=true&ca={quote(str(self.ca))}" if (self._tls if tls is None else tls) else ""
+        more = f"?tls=true&ca={quote(str(self.ca))}" if (self.tls if tls is None else tls) else ""
         return f"rocketmq://{login}{LOOPBACK}:{port or self.namesrv_port}{more}"
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -256,7 +258,7 @@ class RocketMQ:
         )  # fmt: skip
 
     def _java(self, *options: str, first: str = "") -> list[str]:
-        tls = [f"-Dtls.config.file={self._tls_settings()}", "-Dtls.test.mode.enable=false"] if self._tls else []
+        tls = [f"-Dtls.config.file={self._tls_settings()}", "-Dtls.test.mode.enable=false"] if self.tls else []
         return [
             str(java()), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss512k", "-XX:-UsePerfData", *options, *tls,
             f"-Duser.home={self.base}", "-Drocketmq.log.level=WARN", "-cp", f"{first}{HOME}/*",
