@@ -1,0 +1,256 @@
+"""Looks at topics and groups: queues, how far a group has committed, and the time at an offset; nothing is changed by it.
+
+Safe by its order: the time; then whether the queues hold all that was stored before it; then what the group committed; then the
+queues' ends; then the messages at the places where the group is. What comes in between can only make a group look farther behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from backstop.brokers.protocol import GroupPosition, QueueState
+from backstop.brokers.rocketmq import fastjson
+from backstop.brokers.rocketmq.clock import Clock, as_datetime
+from backstop.brokers.rocketmq.codes import Ask, Said
+from backstop.brokers.rocketmq.epoch import EPOCH
+from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.names import encode_group, encode_topic, queue_number
+from backstop.brokers.rocketmq.pool import Pool
+from backstop.brokers.rocketmq.require_answers import require_answers
+from backstop.brokers.rocketmq.route import NoSuchTopic, Routes
+from backstop.brokers.rocketmq.stored import read_stored
+from backstop.brokers.rocketmq.unavailable import unavailable
+from backstop.errors import ContractBroken
+
+READER = "TOOLS_CONSUMER"
+"""RocketMQ's own group for tools: reading as a group of ours would move what the broker shows of that group."""
+_SUBSCRIBES = 4
+"""The flag of a pull that brings its own subscription, so that no consumer needs to be there."""
+PULLS = 50
+"""Messages of up to 4 MiB each are in the answers at once."""
+_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One queue of a topic as its master has it now: the first offset still there and the next one to be stored."""
+
+    number: int
+    broker: str
+    address: str
+    queue_id: int
+    first: int
+    next: int
+
+
+class Looker:
+    """Reads for one adapter. `seconds`: the time of one look. Every method raises BrokerUnavailable rather than leave a
+    queue out. Safe to share between threads."""
+
+    def __init__(self, pool: Pool, routes: Routes, *, seconds: float) -> None:
+        self._pool, self._routes, self._seconds = pool, routes, seconds
+        self._clock = Clock(pool)
+
+    def clock(self) -> datetime:
+        """The time of the master that is behind the others."""
+        deadline = self._deadline()
+        doing = "reading its clock"
+        known = self._routes.masters(deadline=deadline)
+        masters = {name: known[name] for name in self._routes.brokers or known}
+        return as_datetime(min(self._clock.read(_there(masters, doing), deadline).values()))
+
+    def queues(self, topic: str) -> list[QueueState]:
+        """By their numbers."""
+        deadline, doing = self._deadline(), f"looking at the queues of {topic!r}"
+        name, masters, _ = self._find(topic, doing, deadline)
+        times = self._clock.read(masters, deadline)
+        return [
+            QueueState(place.number, EPOCH, place.first, place.next, as_datetime(times[place.broker]))
+            for place in self.places(name, masters, doing, deadline)
+        ]
+
+    def progress(self, topic: str, group: str) -> list[GroupPosition]:
+        """What the group committed. A queue for which it never did counts as passed only when nothing was ever stored there;
+        a commit beyond the queue's end is of an earlier life, and says nothing about this one.
+
+        `pending` is 0: the broker does not know what consumers hold.
+        """
+        deadline, doing = self._deadline(), f"looking at the group {group!r} of {topic!r}"
+        name, masters, queues = self._find(topic, doing, deadline)
+        try:
+            group_name = encode_group(group)
+        except ContractBroken as error:
+            raise unavailable(doing, str(error)) from error
+        times = self._clock.read_settled(masters, deadline)
+        # By the route that was just read: a queue that came since is found below, by its master's own word.
+        committed = self.committed(group_name, name, queues, doing, deadline)
+        places = self.places(name, masters, doing, deadline)
+        if any((place.broker, place.queue_id) not in committed for place in places):
+            self._require_group(group_name, masters, doing, deadline)
+        found: dict[int, int] = {}
+        for place in places:
+            offset = committed.get((place.broker, place.queue_id))
+            found[place.number] = place.first if offset is None or offset > place.next else offset
+        until = self._passed_until(name, places, found, times, doing, deadline)
+        return [GroupPosition(place.number, EPOCH, found[place.number], until[place.number], 0) for place in places]
+
+    def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
+        """As the protocol has it; only what was asked for."""
+        if not offsets:
+            return {}
+        deadline, doing = self._deadline(), f"looking for times in {topic!r}"
+        name, masters, _ = self._find(topic, doing, deadline)
+        times = self._clock.read_settled(masters, deadline)
+        places = [place for place in self.places(name, masters, doing, deadline) if place.number in offsets]
+        if len(places) < len(offsets):
+            strange = sorted(set(offsets) - {place.number for place in places})
+            raise unavailable(doing, f"it has no queue {', '.join(map(str, strange))}")
+        return self._passed_until(name, places, offsets, times, doing, deadline)
+
+    def places(self, name: str, masters: Mapping[str, str], doing: str, deadline: float) -> list[Place]:
+        """Every queue that these masters have of a topic (RocketMQ's name), by their numbers."""
+        requests = [(address, Request(Ask.TOPIC_STATS, {"topic": name})) for address in masters.values()]
+        found: list[Place] = []
+        for (broker, address), answer in zip(
+            masters.items(), require_answers(self._pool, requests, deadline, doing), strict=True
+        ):
+            for queue_id, first, following in read_stats(answer, doing):
+                number = queue_number(broker, queue_id, self._routes.brokers)
+                found.append(Place(number, broker, address, queue_id, first, following))
+        return sorted(found, key=lambda place: place.number)
+
+    def committed(
+        self, group: str, topic: str, queues: Iterable[tuple[str, str, int]], doing: str, deadline: float
+    ) -> dict[tuple[str, int], int]:
+        """(broker, queue) -> what the group committed, by RocketMQ's names; without those for which it never did."""
+        asked = list(queues)
+        requests = [
+            (address, Request(Ask.COMMITTED, {
+                "consumerGroup": group, "topic": topic, "queueId": queue_id, "setZeroIfNotFound": False,
+            }))
+            for _, address, queue_id in asked
+        ]  # fmt: skip
+        answers = require_answers(self._pool, requests, deadline, doing, also=(Said.QUERY_NOT_FOUND,))
+        return {
+            (broker, queue_id): _number(answer, "offset", doing)
+            for (broker, _, queue_id), answer in zip(asked, answers, strict=True) if answer.code == Said.SUCCESS
+        }  # fmt: skip
+
+    def masters(self, topic: str, doing: str, deadline: float) -> dict[str, str]:
+        """broker name -> address of the master of every broker that has a part of the topic (ours)."""
+        return self._find(topic, doing, deadline)[1]
+
+    def _find(self, topic: str, doing: str, deadline: float) -> tuple[str, dict[str, str], list[tuple[str, str, int]]]:
+        """RocketMQ's name for the topic, its masters and its queues. Never from memory: a queue that is new would be missing."""
+        try:
+            name = encode_topic(topic)
+            route = self._routes.route(name, deadline=deadline, fresh=True)
+        except ContractBroken as error:
+            raise unavailable(doing, str(error)) from error
+        except NoSuchTopic as error:
+            raise unavailable(doing, "there is no such topic") from error
+        masters = _there(route.masters, doing)
+        return name, masters, [(queue.broker, masters[queue.broker], queue.queue_id) for queue in route.queues]
+
+    def _require_group(self, group: str, masters: Mapping[str, str], doing: str, deadline: float) -> None:
+        """BrokerUnavailable when no master knows the group. Asking for one group by its name could create it."""
+        requests = [(address, Request(Ask.ALL_GROUPS)) for address in masters.values()]
+        for answer in require_answers(self._pool, requests, deadline, doing):
+            try:
+                if group in answer.json()["subscriptionGroupTable"]:
+                    return
+            except (Malformed, KeyError, TypeError) as error:
+                raise unavailable(doing, f"a list of groups that cannot be read: {error}") from error
+        raise unavailable(doing, "there is no such group")
+
+    def _passed_until(
+        self, name: str, places: Sequence[Place], offsets: Mapping[int, int], times: Mapping[str, int], doing: str,
+        deadline: float,
+    ) -> dict[int, datetime]:  # fmt: skip
+        """For each place: the time of the first message at or above its offset, or the time of the look.
+
+        Of several brokers it is all told by the clock of the one that is behind, which is the one that `clock` tells: a message
+        on a broker whose clock is fast would else make more look passed than is.
+        """
+        found = {place.number: as_datetime(min(times.values())) for place in places}
+        behind = [(place, max(offsets[place.number], place.first)) for place in places]
+        behind = [(place, offset) for place, offset in behind if offset < place.next]
+        for start in range(0, len(behind), PULLS):
+            some = behind[start : start + PULLS]
+            found |= self._stored_at(name, some, times, doing, deadline)
+        return found
+
+    def _stored_at(
+        self, name: str, wanted: Sequence[tuple[Place, int]], times: Mapping[str, int], doing: str, deadline: float
+    ) -> dict[int, datetime]:
+        found: dict[int, datetime] = {}
+        for _ in range(_STEPS):
+            requests = [(place.address, pull(name, place.queue_id, offset, 1)) for place, offset in wanted]
+            answers = require_answers(self._pool, requests, deadline, doing, also=NOTHING_THERE)
+            again: list[tuple[Place, int]] = []
+            for (place, offset), answer in zip(wanted, answers, strict=True):
+                if answer.code == Said.SUCCESS:
+                    ahead = times[place.broker] - min(times.values())
+                    found[place.number] = _first_stored_at(answer, doing) - timedelta(milliseconds=ahead)
+                    continue
+                following, end = _number(answer, "nextBeginOffset", doing), _number(answer, "maxOffset", doing)
+                if max(offset, following) >= end:
+                    found[place.number] = as_datetime(min(times.values()))
+                else:
+                    again.append((place, max(offset, following)))  # removed meanwhile: the next one that is there
+            if not again:
+                return found
+            wanted = again
+        place, offset = wanted[0]
+        raise unavailable(doing, f"the queue {place.number} does not give its message at {offset}")
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._seconds
+
+
+NOTHING_THERE = (Said.PULL_NOT_FOUND, Said.PULL_RETRY_IMMEDIATELY, Said.PULL_OFFSET_MOVED)
+"""What a pull says that finds no message at its offset."""
+
+
+def pull(topic: str, queue_id: int, offset: int, limit: int) -> Request:
+    """Asks for messages from an offset on, at once, for no group of ours."""
+    return Request(Ask.PULL, {
+        "consumerGroup": READER, "topic": topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": limit,
+        "sysFlag": _SUBSCRIBES, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
+        "expressionType": "TAG",
+    })  # fmt: skip
+
+
+def read_stats(answer: Answer, doing: str) -> list[tuple[int, int, int]]:
+    """(queue, first offset, next offset) of each queue that one master has."""
+    try:
+        return [
+            (int(fastjson.members(key)["queueId"]), int(row["minOffset"]), int(row["maxOffset"]))
+            for key, row in answer.json()["offsetTable"].items()
+        ]
+    except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise unavailable(doing, f"offsets that cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _first_stored_at(answer: Answer, doing: str) -> datetime:
+    try:
+        return read_stored(answer.body)[0].stored_at
+    except (Malformed, IndexError) as error:
+        raise unavailable(doing, f"a message that cannot be read: {error}") from error
+
+
+def _there(masters: Mapping[str, str | None], doing: str) -> dict[str, str]:
+    found = {name: address for name, address in masters.items() if address is not None}
+    if len(found) < len(masters):
+        raise unavailable(doing, f"the master of the broker {', '.join(sorted(set(masters) - set(found)))} is away")
+    return found
+
+
+def _number(answer: Answer, name: str, doing: str) -> int:
+    try:
+        return answer.number(name)
+    except Malformed as error:
+        raise unavailable(doing, str(error)) from error
