@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from backstop.brokers.protocol import Finding
-from backstop.brokers.retry_levels import DELAY_LEVELS, DELIVERIES, parse_levels, retries_last
+from backstop.brokers.retry_levels import DELIVERIES, parse_levels, retries_last
 
 READ, WRITE = 4, 2
 """Bits of a permission."""
@@ -35,11 +35,12 @@ class WantedTopic:
     groups: Mapping[str, WantedGroup] = field(default_factory=dict)
 
 
-def hold_broker(name: str, config: Mapping[str, str], retention: timedelta | None) -> list[Finding]:
-    """One master's settings; `retention`: the longest that a topic is said to be kept."""
+def hold_broker(name: str, config: Mapping[str, str], retention: timedelta | None, levels: str) -> list[Finding]:
+    """One master's settings; `retention`: the longest that a topic is said to be kept; `levels`: the delay levels that the
+    settings reckon with."""
     return [
         _flush(name, config), _replication(name, config), _retention(name, config, retention), _making(name, config),
-        _permission(name, config),
+        _permission(name, config), _levels(name, config, levels),
     ]  # fmt: skip
 
 
@@ -93,41 +94,42 @@ def _permission(name: str, config: Mapping[str, str]) -> Finding:
     written = config.get("brokerPermission", "6")
     good = written.isdecimal() and int(written) & (READ | WRITE) == READ | WRITE
     return Finding(
-        f"{name}: permission", good, f"brokerPermission {written}: {_allows(int(written) if written.isdecimal() else 0)}",
+        f"{name}: permission", good, f"brokerPermission {written} (6: read and write)",
         "" if good else "Set brokerPermission=6: until then it refuses what is read or written.",
     )  # fmt: skip
 
 
-def hold_permissions(topic: str, queues: Mapping[str, tuple[int, int, int]], unknown: list[str]) -> Finding:
-    """`queues`: for each broker name how many can be read, how many written, and the permission; `unknown`: names that the
-    option `brokers` leaves out."""
-    says = ", ".join(
-        f"{name}: {written if read == written else f'{read} readable, {written} writable'} queues, {_allows(perm)}"
-        for name, (read, written, perm) in sorted(queues.items())
-    )
-    if unknown:
-        return Finding(f"topic {topic}", False, says, f"Append to the option brokers: {', '.join(unknown)}.")
-    if any(perm & (READ | WRITE) != READ | WRITE for _, _, perm in queues.values()):
-        return Finding(f"topic {topic}", False, says, "Set the topic's permission to 6, or take it out of the settings.")
-    if any(written > read for read, written, _ in queues.values()):
+def _levels(name: str, config: Mapping[str, str], wanted: str) -> Finding:
+    written = config.get("messageDelayLevel", "unknown")
+    good = written.split() == wanted.split()
+    return Finding(
+        f"{name}: delay levels", good, f"messageDelayLevel {written}",
+        "" if good else f"Write it as the broker's option delay_levels in backstop.yaml; that says {wanted}.",
+    )  # fmt: skip
+
+
+def hold_permissions(topic: str, queues: Mapping[str, tuple[int, int]], away: Sequence[str]) -> Finding:
+    """`queues`: for each broker name how many can be read, and how many written to; `away`: those without a master."""
+    subject = f"topic {topic}"
+    says = "; ".join(f"{broker}: {read} queues to read, {write} to write to" for broker, (read, write) in sorted(queues.items()))
+    if away:
+        return Finding(subject, False, f"{says}; no master of {', '.join(away)}", "Start it: until then every look is refused.")
+    if not queues or any(min(both) == 0 for both in queues.values()):
+        return Finding(subject, False, says or "no queue", "Set the topic's permission to 6 (mqadmin updateTopicPerm).")
+    if any(written > read for read, written in queues.values()):
         do = "Make as many queues readable as writable: what is in the others comes to nobody."
-        return Finding(f"topic {topic}", False, says, do)
-    return Finding(f"topic {topic}", True, says)
+        return Finding(subject, False, says, do)
+    return Finding(subject, True, says)
 
 
 def hold_retries(group: str, levels: str, retry_max: int | None, wanted: WantedGroup) -> Finding:
     """Does a message come again for as long as the policy reckons with? `retry_max`: the group's own, for consumers that name
     none."""
     subject = f"group {group}: retries"
-    try:
-        known = parse_levels(levels)
-    except ValueError as error:
-        return Finding(subject, False, f"messageDelayLevel cannot be read: {error}", "See the broker's configuration.")
+    known = parse_levels(levels)
     deliveries = max(wanted.delivery_limit, 1 + (retry_max if retry_max is not None and retry_max >= 0 else 0))
     longest, shortest = retries_last(known, deliveries), retries_last(known, wanted.delivery_limit)
     says = f"up to {deliveries} deliveries over {longest}"
-    if levels.split() != DELAY_LEVELS.split():
-        says += f", by messageDelayLevel {levels}"
     if longest > wanted.retries_at_most:
         return Finding(
             subject, False, f"{says}; redelivery_horizon leaves room for {wanted.retries_at_most}",
@@ -146,23 +148,53 @@ def hold_retries(group: str, levels: str, retry_max: int | None, wanted: WantedG
     return Finding(subject, True, says)
 
 
-def hold_subscription(group: str, subscribed: Mapping[str, str] | None, wanted: WantedGroup) -> Finding:
-    """`subscribed`: client to its expression for the topic, of those that are connected; null: nobody is connected."""
-    subject = f"group {group}: subscription"
-    if not subscribed:
+@dataclass(frozen=True, slots=True)
+class Consumers:
+    """Who is connected for a group."""
+
+    number: int
+    kinds: Collection[str]
+    """How they get their messages, in RocketMQ's words: CONSUME_PASSIVELY (push), CONSUME_ACTIVELY (pull), CONSUME_POP."""
+    subscriptions: Mapping[str, Collection[str]]
+    """RocketMQ's topic -> what they subscribe to in it."""
+
+    def expressions(self, topic: str) -> list[str] | None:
+        """What is subscribed to; null: nobody is connected."""
+        return sorted(self.subscriptions.get(topic, ())) if self.number else None
+
+
+def hold_progress(group: str, consumers: Consumers, acknowledged: bool) -> Finding:
+    """A group that POPs commits what it received: that is not what it acknowledged."""
+    subject = f"group {group}: consumers"
+    says = f"{consumers.number} connected" + (f" ({', '.join(sorted(consumers.kinds))})" if consumers.kinds else "")
+    if acknowledged and any("POP" in kind for kind in consumers.kinds):
+        return Finding(
+            subject, False, f"{says}: what they commit is only received, and the settings call it acknowledged",
+            f"Write groups.{group}.progress: received.",
+        )  # fmt: skip
+    return Finding(subject, True, says)
+
+
+def hold_subscription(group: str, topic: str, expressions: Sequence[str] | None, wanted: WantedGroup) -> Finding:
+    """`expressions`: what the group's consumers subscribe to in the topic; null: nobody is connected."""
+    subject = f"group {group}: subscription to {topic}"
+    if expressions is None:
         return Finding(subject, True, "no consumer is connected, so what it takes cannot be seen")
-    expressions = sorted(set(subscribed.values()))
-    says = f"{len(subscribed)} consumers take {', '.join(repr(one) for one in expressions)}"
+    if not expressions:
+        do = "Let them subscribe, or take the group from the topic in the settings."
+        return Finding(subject, False, "its consumers do not take the topic", do)
+    says = f"it takes {' or '.join(repr(one) for one in expressions)}"
     if len(expressions) > 1:
         return Finding(
             subject, False, f"{says}: consumers of one group that differ skip messages",
             "Give every consumer of the group the same subscription.",
         )  # fmt: skip
-    taken = read_expression(expressions[0])
-    tags = None if wanted.tags is None else frozenset(wanted.tags)
-    if taken == tags:
+    if expressions[0].startswith("SQL92: "):
+        do = "Filter by tags, or take every message: Backstop cannot tell which messages this leaves out."
+        return Finding(subject, False, says, do)
+    if read_expression(expressions[0]) == (None if wanted.tags is None else frozenset(wanted.tags)):
         return Finding(subject, True, says)
-    settings = "every message" if tags is None else ", ".join(sorted(tags))
+    settings = "every message" if wanted.tags is None else " || ".join(sorted(wanted.tags))
     return Finding(
         subject, False, f"{says}; the settings say {settings}",
         "Write the group's tags in backstop.yaml as it subscribes: what its filter leaves out is else called lost.",
@@ -174,6 +206,3 @@ def read_expression(expression: str) -> frozenset[str] | None:
     parts = frozenset(part.strip() for part in expression.split("||") if part.strip())
     return None if not parts or "*" in parts else parts
 
-
-def _allows(perm: int) -> str:
-    return ("neither read nor write", "write only", "read only", "read and write")[(perm & (READ | WRITE)) >> 1]

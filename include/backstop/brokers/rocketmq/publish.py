@@ -1,18 +1,18 @@
-"""Publishes batches: one request for each message, all in flight at once, each with an answer of its own.
+"""Publishes batches: one request for each queue and piece, which the broker stores together or not at all, and in this order.
 
-So one message that the broker refuses does not make the fate of the others unknown. Messages of one partition key go one after
-another: the broker's threads would change their order. RocketMQ's own batches are not used: they give all of them one unique
-key more, by which a dead letter's origin is no longer found.
+Pieces of one queue go one after another, those of different queues at the same time. Single requests in flight together would
+change places (the broker's threads take them in any order), and one by one they are slow.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
 from backstop.brokers.protocol import Receipt
+from backstop.brokers.rocketmq.batch import write_batch
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.epoch import EPOCH
 from backstop.brokers.rocketmq.exchange import Result
@@ -26,6 +26,7 @@ from backstop.errors import BrokerUnavailable, ConfigurationError, ContractBroke
 from backstop.records import Message, Outcome, Position
 
 PRODUCER_GROUP = "BACKSTOP_PRODUCER"
+RETRY_TOPIC = "RETRY_TOPIC"
 NO_MODEL = "BACKSTOP_MAKES_NO_TOPIC"
 """The topic after whose model a broker would make a missing one. There is none of this name, so none is made."""
 
@@ -48,15 +49,55 @@ _MOVED = frozenset({Said.TOPIC_NOT_EXIST, Said.INVALID_PARAMETER, Said.NO_PERMIS
 """Answers after which the topic's route is asked for again."""
 
 
+PIECE_BYTES = 1024 * 1024
+PIECE_MESSAGES = 500
+"""The broker takes as many bytes at once as one message may have; smaller pieces let others in between."""
+_MESSAGE_BYTES = 32
+"""What a batch adds to a message's content and properties."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Send:
-    """One message on its way: its place in the batch, the master it goes to, and its queue by our numbers (null: its offset
-    will not be one of the topic's)."""
+class _One:
+    """One message, written: its place in the batch."""
 
     place: int
-    to: str
-    request: Request
-    queue: int | None
+    properties: str
+    body: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.properties.encode()) + _MESSAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one request carries, all of it for one queue; `group`: for this group alone, by way of its retry topic."""
+
+    topic: str
+    queue: Queue
+    master: str
+    ones: Sequence[_One]
+    group: str | None
+
+    def request(self) -> Request:
+        whole = len(self.ones) > 1
+        # Properties of the request would replace those of every message.
+        properties, body = ("", write_batch((one.properties, one.body) for one in self.ones)) if whole else (
+            self.ones[0].properties, self.ones[0].body
+        )  # fmt: skip
+        return Request(
+            Ask.SEND_BATCH if whole else Ask.SEND,
+            {
+                "a": PRODUCER_GROUP, "b": self.topic if self.group is None else retry_topic(self.group), "c": NO_MODEL, "d": 4,
+                "e": self.queue.queue_id if self.group is None else 0, "f": 0, "g": int(time.time() * 1000), "h": 0,
+                "i": properties, "j": 0, "k": False, "m": whole,
+            },
+            body,
+            lane=(self.topic, self.queue.number),
+        )  # fmt: skip
+
+    def split(self) -> list[_Piece]:
+        return [_Piece(self.topic, self.queue, self.master, [one], self.group) for one in self.ones]
 
 
 class Publisher:
@@ -70,24 +111,42 @@ class Publisher:
         deadline = time.monotonic() + self._seconds
         routes = {topic: self._route(topic, deadline) for topic in {message.topic for message in messages}}
         receipts: dict[int, Receipt] = {}
-        sends: list[_Send] = []
+        waiting: dict[tuple[str, Queue], list[_One]] = {}
         for place, message in enumerate(messages):
             route = routes[message.topic]
             made = route if isinstance(route, Receipt) else self._make(place, message, route, group)
             if isinstance(made, Receipt):
                 receipts[place] = made
             else:
-                sends.append(made)
-        results = self._pool.ask_all([(send.to, send.request) for send in sends], deadline) if sends else []
-        for send, result in zip(sends, results, strict=True):
-            receipts[send.place] = _settle(send, result)
-            if not isinstance(result, Answer) or result.code in _MOVED:
-                self.forget(messages[send.place].topic)
+                queue, one = made
+                waiting.setdefault((message.topic, queue), []).append(one)
+        pieces: list[_Piece] = []
+        for (topic, queue), ones in waiting.items():
+            if queue.master is None:
+                away = _refused(f"Nothing was sent: the master of the broker {queue.broker} is away")
+                receipts |= dict.fromkeys((one.place for one in ones), away)
+            else:
+                limit = 1 if group is not None else PIECE_MESSAGES  # a broker takes no batch for a retry topic
+                pieces += (_Piece(encode_topic(topic), queue, queue.master, some, group) for some in self._cut(ones, limit))
+        self._send(pieces, deadline, receipts)
         return [receipts[place] for place in range(len(messages))]
 
     def forget(self, topic: str) -> None:
         """Believe nothing about this topic that was read before."""
         self._routes.forget(encode_topic(topic))
+
+    def _send(self, pieces: Sequence[_Piece], deadline: float, receipts: dict[int, Receipt]) -> None:
+        again: list[_Piece] = []
+        results = self._pool.ask_all([(piece.master, piece.request()) for piece in pieces], deadline) if pieces else []
+        for piece, result in zip(pieces, results, strict=True):
+            if isinstance(result, Answer) and result.code == Said.MESSAGE_ILLEGAL and len(piece.ones) > 1:
+                again += piece.split()  # it said no to one of them, and stored none: each by itself then
+                continue
+            if not isinstance(result, Answer) or result.code in _MOVED:
+                self._routes.forget(piece.topic)
+            receipts |= _settle(piece, result)
+        if again:
+            self._send(again, deadline, receipts)
 
     def _route(self, topic: str, deadline: float) -> Route | Receipt:
         """Where the topic lies, or the receipt for every message of a topic that cannot be sent to."""
@@ -100,63 +159,65 @@ class Publisher:
         except (BrokerUnavailable, ConfigurationError) as error:
             return _refused(f"Nothing was sent: the topic could not be looked for: {error.what}")
 
-    def _make(self, place: int, message: Message, route: Route, group: str | None) -> _Send | Receipt:
+    def _make(self, place: int, message: Message, route: Route, group: str | None) -> tuple[Queue, _One] | Receipt:
         try:
-            written = write_properties(properties_of(message))
-            to_topic = route.topic if group is None else retry_topic(group)
-            body = bytes(message.content)
+            properties = properties_of(message)
+            if group is not None:
+                retry_topic(group)
+                properties[RETRY_TOPIC] = route.topic  # the group's consumers take it for a message of the topic
+            one = _One(place, write_properties(properties), bytes(message.content))
         except (ContractBroken, UnicodeEncodeError, TypeError, AttributeError) as error:
             return _refused(f"The message cannot be written as a request: {error}", for_good=True)
-        if len(body) > self._max_bytes:
-            return _refused(f"It has {len(body)} bytes, and {self._max_bytes} are allowed", for_good=True)
-        queue = _queue_of(message, route)
-        if queue is None:
+        if len(one.body) > self._max_bytes:
+            return _refused(f"It has {len(one.body)} bytes, and {self._max_bytes} are allowed", for_good=True)
+        queues = route.writable()
+        if not queues:
             return _refused("Nothing was sent: no queue of the topic can be written to")
-        if queue.master is None:
-            return _refused(f"Nothing was sent: the master of the broker {queue.broker} is away")
-        if group is not None:
-            written += f"RETRY_TOPIC\x01{route.topic}\x02"  # the group's consumers take it for a message of the topic
-        request = Request(
-            Ask.SEND,
-            {
-                "a": PRODUCER_GROUP, "b": to_topic, "c": NO_MODEL, "d": 4, "e": 0 if group is not None else queue.queue_id,
-                "f": 0, "g": int(time.time() * 1000), "h": 0, "i": written, "j": 0, "k": False, "m": False,
-            },
-            body,
-            # The broker's threads change the order of what is in flight together.
-            lane=None if message.partition_key is None else (route.topic, message.partition_key),
-        )  # fmt: skip
-        return _Send(place, queue.master, request, None if group is not None else queue.number)
+        key = message.message_id if message.partition_key is None else message.partition_key
+        return queues[crc32(key.encode()) % len(queues)], one
+
+    def _cut(self, ones: Sequence[_One], limit: int) -> Iterator[Sequence[_One]]:
+        piece: list[_One] = []
+        size = 0
+        for one in ones:
+            if piece and (size + one.size > min(PIECE_BYTES, self._max_bytes) or len(piece) >= limit):
+                yield piece
+                piece, size = [], 0
+            piece.append(one)
+            size += one.size
+        if piece:
+            yield piece
 
 
-def _queue_of(message: Message, route: Route) -> Queue | None:
-    """By the hash of the partition key, else of the message id, as every client of ours has it."""
-    queues = route.writable()
-    key = message.message_id if message.partition_key is None else message.partition_key
-    return queues[crc32(key.encode()) % len(queues)] if queues else None
-
-
-def _settle(send: _Send, result: Result) -> Receipt:
+def _settle(piece: _Piece, result: Result) -> Mapping[int, Receipt]:
+    if isinstance(result, Answer) and result.code in _STORED:
+        return _stored(piece, result)
     if isinstance(result, NotSent):
-        return _refused(f"Nothing was sent: {result}")
-    if isinstance(result, Lost):
-        return Receipt(Outcome.UNKNOWN, error=f"No answer came: {result}")
-    if result.code in _STORED:
-        return _stored(send, result)
-    said = result.said()
-    known = result.code in _NOT_STORED or (result.remark or "").startswith(_NOT_STORED_REMARKS)
-    return _refused(said, for_good=result.code in _FOR_GOOD) if known else Receipt(Outcome.UNKNOWN, error=said)
+        receipt = _refused(f"Nothing was sent: {result}")
+    elif isinstance(result, Lost):
+        receipt = Receipt(Outcome.UNKNOWN, error=f"No answer came: {result}")
+    elif result.code in _NOT_STORED or (result.remark or "").startswith(_NOT_STORED_REMARKS):
+        receipt = _refused(result.said(), for_good=result.code in _FOR_GOOD)
+    else:
+        receipt = Receipt(Outcome.UNKNOWN, error=result.said())
+    return dict.fromkeys((one.place for one in piece.ones), receipt)
 
 
-def _stored(send: _Send, answer: Answer) -> Receipt:
-    store_id = answer.ext.get("msgId")
-    if send.queue is None:
-        return Receipt(Outcome.SENT, broker_message_id=store_id)
+def _stored(piece: _Piece, answer: Answer) -> Mapping[int, Receipt]:
+    """Each message's place; the answer tells the first one's, and the others follow it without a gap."""
+    store_ids: Sequence[str | None] = (answer.ext.get("msgId") or "").split(",")
+    if len(store_ids) != len(piece.ones):
+        store_ids = [None] * len(piece.ones)
     try:
-        offset = answer.number("queueOffset")
+        first = None if piece.group is not None else answer.number("queueOffset")
     except Malformed:
-        return Receipt(Outcome.SENT, broker_message_id=store_id)  # it is stored; where, the time rule does without
-    return Receipt(Outcome.SENT, Position(send.queue, offset, EPOCH), store_id)
+        first = None  # it is stored; without a position the time rule judges it
+    return {
+        one.place: Receipt(
+            Outcome.SENT, None if first is None else Position(piece.queue.number, first + number, EPOCH), store_id or None
+        )
+        for number, (one, store_id) in enumerate(zip(piece.ones, store_ids, strict=True))
+    }
 
 
 def _refused(why: str, *, for_good: bool = False) -> Receipt:
