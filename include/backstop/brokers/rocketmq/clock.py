@@ -88,6 +88,12 @@ class Clock:
                 raise unavailable(doing, f"{', '.join(waits)} did not catch up in time")
         return times
 
+    def lives(self, masters: Mapping[str, str], deadline: float) -> dict[str, int]:
+        """broker name -> since when it runs: another number is another life of it."""
+        doing = "reading since when it runs"
+        answers = require_answers(self._pool, [(at, Request(Ask.BROKER_RUNTIME)) for at in masters.values()], deadline, doing)
+        return {name: _runtime(answer, doing).booted for name, answer in zip(masters, answers, strict=True)}
+
     def _shows_flushed(self, address: str, seen: Runtime, deadline: float) -> bool:
         """Whether only what is on disk comes into the queues; asked once in a broker's life."""
         with self._lock:

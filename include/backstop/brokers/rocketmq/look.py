@@ -65,7 +65,7 @@ class Looker:
     def queues(self, topic: str) -> list[QueueState]:
         """By their numbers."""
         deadline, doing = self._deadline(), f"looking at the queues of {topic!r}"
-        name, masters, _ = self._find(topic, doing, deadline)
+        name, masters, _ = self.find(topic, doing, deadline)
         times = self._clock.read(masters, deadline)
         return [
             QueueState(place.number, EPOCH, place.first, place.next, as_datetime(times[place.broker]))
@@ -79,7 +79,7 @@ class Looker:
         `pending` is 0: the broker does not know what consumers hold.
         """
         deadline, doing = self._deadline(), f"looking at the group {group!r} of {topic!r}"
-        name, masters, queues = self._find(topic, doing, deadline)
+        name, masters, queues = self.find(topic, doing, deadline)
         try:
             group_name = encode_group(group)
         except ContractBroken as error:
@@ -102,7 +102,7 @@ class Looker:
         if not offsets:
             return {}
         deadline, doing = self._deadline(), f"looking for times in {topic!r}"
-        name, masters, _ = self._find(topic, doing, deadline)
+        name, masters, _ = self.find(topic, doing, deadline)
         times = self._clock.read_settled(masters, deadline)
         places = [place for place in self.places(name, masters, doing, deadline) if place.number in offsets]
         if len(places) < len(offsets):
@@ -135,15 +135,11 @@ class Looker:
         ]  # fmt: skip
         answers = require_answers(self._pool, requests, deadline, doing, also=(Said.QUERY_NOT_FOUND,))
         return {
-            (broker, queue_id): _number(answer, "offset", doing)
+            (broker, queue_id): number(answer, "offset", doing)
             for (broker, _, queue_id), answer in zip(asked, answers, strict=True) if answer.code == Said.SUCCESS
         }  # fmt: skip
 
-    def masters(self, topic: str, doing: str, deadline: float) -> dict[str, str]:
-        """broker name -> address of the master of every broker that has a part of the topic (ours)."""
-        return self._find(topic, doing, deadline)[1]
-
-    def _find(self, topic: str, doing: str, deadline: float) -> tuple[str, dict[str, str], list[tuple[str, str, int]]]:
+    def find(self, topic: str, doing: str, deadline: float) -> tuple[str, dict[str, str], list[tuple[str, str, int]]]:
         """RocketMQ's name for the topic, its masters and its queues. Never from memory: a queue that is new would be missing."""
         try:
             name = encode_topic(topic)
@@ -196,7 +192,7 @@ class Looker:
                     ahead = times[place.broker] - min(times.values())
                     found[place.number] = _first_stored_at(answer, doing) - timedelta(milliseconds=ahead)
                     continue
-                following, end = _number(answer, "nextBeginOffset", doing), _number(answer, "maxOffset", doing)
+                following, end = number(answer, "nextBeginOffset", doing), number(answer, "maxOffset", doing)
                 if max(offset, following) >= end:
                     found[place.number] = as_datetime(min(times.values()))
                 else:
@@ -249,7 +245,8 @@ def _there(masters: Mapping[str, str | None], doing: str) -> dict[str, str]:
     return found
 
 
-def _number(answer: Answer, name: str, doing: str) -> int:
+def number(answer: Answer, name: str, doing: str) -> int:
+    """A number of an answer's header."""
     try:
         return answer.number(name)
     except Malformed as error:
