@@ -1,0 +1,89 @@
+"""Reads one entry of a dead-letter topic; whatever it holds is kept.
+
+Which topic it died in, the entry says (`RETRY_TOPIC`, in two ways). Where it was there, only a look-up tells: find_origins.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+from backstop.brokers.protocol import DeadLetter, DeadLetterRef
+from backstop.brokers.rocketmq.names import RETRY, decode, encode_topic, topic_of_retry
+from backstop.brokers.rocketmq.properties import brokers_properties, own_headers, partition_key_of, tag_of
+from backstop.brokers.rocketmq.stored import Stored
+from backstop.errors import ContractBroken
+from backstop.records import ID_HEADER, Position
+
+RETRY_TOPIC = "RETRY_TOPIC"
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def topic_of(stored: Stored, group: str) -> str | None:
+    """The topic (ours) that the message was sent to; null: the entry names none.
+
+    A consumer that pushes or pulls leaves the topic itself; for one that POPs the broker writes the name of the retry topic.
+    """
+    written = stored.properties.get(RETRY_TOPIC)
+    if not written:
+        return None
+    topic = topic_of_retry(written, group)
+    if topic is None and not written.startswith(RETRY):
+        topic = decode(written)
+    return topic
+
+
+def encoded(topic: str) -> str | None:
+    """RocketMQ's name for a topic that an entry names; null: none can have it."""
+    try:
+        return encode_topic(topic)
+    except ContractBroken:
+        return None
+
+
+def broker_id_of(broker: str, stored: Stored) -> str:
+    """Names the entry for ever: at the same place in a broker that was built anew lies another message."""
+    life = stored.unique_key or str((stored.stored_at - _START) // timedelta(milliseconds=1))
+    return f"{broker}/{stored.queue_id}/{stored.offset}/{life}"
+
+
+def ref_of(broker: str, group: str, stored: Stored) -> DeadLetterRef:
+    message_id = own_headers(stored.properties).get(ID_HEADER) or None
+    return DeadLetterRef(group, topic_of(stored, group), message_id, broker_id_of(broker, stored), stored.stored_at)
+
+
+def read_letter(queue: str, broker: str, group: str, stored: Stored, position: Position | None) -> DeadLetter:
+    """The entry, whole. A content that cannot be unpacked is handed out as it is stored, and `invalid` says so."""
+    headers = own_headers(stored.properties)
+    message_id, topic = headers.get(ID_HEADER) or None, topic_of(stored, group)
+    wrong = [
+        why for why in (
+            None if message_id else f"it has no property {ID_HEADER}", None if topic else "it names no topic", stored.unreadable,
+        ) if why
+    ]  # fmt: skip
+    return DeadLetter(
+        queue=queue, broker_id=broker_id_of(broker, stored), group=group, topic=topic, message_id=message_id,
+        content=stored.body if stored.content is None else stored.content, headers=_as_json(headers),
+        properties=_brokers(stored),
+        # The broker counts when it gives up, so that the last delivery is counted too.
+        deliveries=stored.reconsume_times or None,
+        position=position, tag=tag_of(stored.properties), partition_key=partition_key_of(stored.properties),
+        died_at=stored.stored_at, invalid="; ".join(wrong) or None,
+    )  # fmt: skip
+
+
+def _brokers(stored: Stored) -> dict[str, str]:
+    """What the broker and RocketMQ's clients wrote; beside the properties what stands in the entry's head, by Java's names."""
+    return {
+        **brokers_properties(stored.properties), "reconsumeTimes": str(stored.reconsume_times), "sysFlag": str(stored.sys_flag),
+        "offsetMsgId": stored.store_id, "bornTimestamp": stored.born_at.isoformat(),
+    }  # fmt: skip
+
+
+def _as_json(headers: Mapping[str, str]) -> bytes:
+    """Text to text; half a surrogate, which a program may have written into our header of headers, stays as its escape."""
+    try:
+        return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(headers, separators=(",", ":")).encode()
