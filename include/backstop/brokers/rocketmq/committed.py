@@ -1,0 +1,58 @@
+"""Reads and commits how far the group has got in single queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from backstop.brokers.rocketmq.codes import Ask, Said
+from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.in_hand import InHand
+from backstop.brokers.rocketmq.members import MessageQueue
+from backstop.brokers.rocketmq.unavailable import unavailable
+
+AskAll = Callable[[Sequence[tuple[str, Request]], str], list[Answer]]
+"""Asks brokers by name; raises BrokerUnavailable when an answer does not come."""
+
+
+def commit(ask: AskAll, group: str, hands: Sequence[InHand]) -> None:
+    """Tells the broker the lowest offset of each queue that is not acknowledged, where it moved. Raises BrokerUnavailable."""
+    moved = [(hand, hand.lowest) for hand in hands if hand.lowest != hand.committed]
+    requests = [
+        (hand.queue.broker, Request(Ask.COMMIT, {
+            "consumerGroup": group, "topic": hand.queue.topic, "queueId": hand.queue.number, "commitOffset": lowest,
+        }))
+        for hand, lowest in moved
+    ]  # fmt: skip
+    for (hand, lowest), answer in zip(moved, ask(requests, "acknowledging"), strict=True):
+        if answer.code != Said.SUCCESS:
+            raise unavailable("acknowledging", f"{hand.queue.broker} says {answer.said()}")
+        hand.committed = lowest
+
+
+def committed(ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str) -> list[int | None]:
+    """What the broker has for each queue; null: the group never committed there. Raises BrokerUnavailable."""
+    requests = [
+        (queue.broker, Request(Ask.COMMITTED, {
+            "consumerGroup": group, "topic": queue.topic, "queueId": queue.number, "setZeroIfNotFound": False,
+        }))
+        for queue in queues
+    ]  # fmt: skip
+    return [None if one.code == Said.QUERY_NOT_FOUND else _offset(one, doing) for one in ask(requests, doing)]
+
+
+def take_queues(ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str) -> list[InHand]:
+    """Each from where the group is in it; one that never committed begins at the first message, so that nothing is skipped."""
+    known = dict(zip(queues, committed(ask, group, queues, doing), strict=True))
+    never = [queue for queue, offset in known.items() if offset is None]
+    asked = [(queue.broker, Request(Ask.FIRST_OFFSET, {"topic": queue.topic, "queueId": queue.number})) for queue in never]
+    firsts = {queue: _offset(answer, doing) for queue, answer in zip(never, ask(asked, doing), strict=True)}
+    return [InHand(queue, firsts[queue] if offset is None else offset, offset) for queue, offset in known.items()]
+
+
+def _offset(answer: Answer, doing: str) -> int:
+    if answer.code != Said.SUCCESS:
+        raise unavailable(doing, f"the broker says {answer.said()}")
+    try:
+        return answer.number("offset")
+    except Malformed as error:
+        raise unavailable(doing, str(error)) from error

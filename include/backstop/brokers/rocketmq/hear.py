@@ -1,0 +1,57 @@
+"""Hears what a broker tells a consumer, and answers what it asks: members came or went, offsets were set, what it is doing.
+
+Knows the consumer only loosely, so that one that is dropped without being closed is gone, and its queues go to the others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from backstop.brokers.rocketmq.codes import Ask, Said
+from backstop.brokers.rocketmq.frames import Command, Malformed, Request
+from backstop.brokers.rocketmq.members import MessageQueue
+
+RunningInfo = Callable[[], bytes]
+
+
+class Ear:
+    """What was heard and not yet acted upon."""
+
+    def __init__(self) -> None:
+        self.members_changed = True
+        """The group's members may have changed: nothing is known at the beginning."""
+        self._resets: list[tuple[MessageQueue, int]] = []
+        self._running_info: weakref.WeakMethod[RunningInfo] | None = None
+
+    def answer_with(self, running_info: RunningInfo) -> None:
+        """The method that gives the body for an administrator who asks what this consumer is doing."""
+        self._running_info = weakref.WeakMethod(running_info)
+
+    def take_resets(self) -> list[tuple[MessageQueue, int]]:
+        """(queue, offset) of each that somebody set, once."""
+        resets, self._resets = self._resets, []
+        return resets
+
+    def hear(self, command: Command) -> Request | None:
+        """The answer for a broker that wants one; null: we do not do that."""
+        if command.code == Ask.CONSUMER_IDS_CHANGED:
+            self.members_changed = True
+        elif command.code == Ask.RESET_CLIENT_OFFSETS:
+            return self._reset(command)
+        elif command.code == Ask.RUNNING_INFO:
+            running_info = self._running_info() if self._running_info is not None else None
+            if running_info is not None:
+                return Request(Said.SUCCESS, body=running_info())
+        return None
+
+    def _reset(self, command: Command) -> Request:
+        try:
+            table = command.json()["offsetTable"]
+            named = [(dict(key), int(offset)) for key, offset in table.items()]
+            self._resets += [
+                (MessageQueue(queue["topic"], queue["brokerName"], int(queue["queueId"])), offset) for queue, offset in named
+            ]
+        except (Malformed, KeyError, TypeError, ValueError, AttributeError):
+            return Request(Said.INVALID_PARAMETER)
+        return Request(Said.SUCCESS)

@@ -1,0 +1,317 @@
+"""Keeps one consumer's share of its group's queues: joins, takes what is allotted to it, lets go of what is another's.
+
+A queue is let go in this order: commit, forget, unlock. Whoever takes it locks it first and asks for the committed offset then,
+so that it neither skips nor repeats what the other one had done. A lock whose holder is gone, or is busy for longer than
+HANDOVER_SECONDS, is passed over: then what the other one still has in hand comes twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from backstop.brokers.rocketmq.codes import Said
+from backstop.brokers.rocketmq.committed import commit, committed, take_queues
+from backstop.brokers.rocketmq.exchange import Result
+from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.hear import Ear
+from backstop.brokers.rocketmq.in_hand import InHand
+from backstop.brokers.rocketmq.lines import Lines
+from backstop.brokers.rocketmq.members import (
+    MessageQueue,
+    allocate,
+    ask_members,
+    heartbeat,
+    leave,
+    lock,
+    running_info,
+    unlock,
+)
+from backstop.brokers.rocketmq.names import RETRY
+from backstop.brokers.rocketmq.route import NoSuchTopic, Route, Routes
+from backstop.brokers.rocketmq.session import NotSent
+from backstop.brokers.rocketmq.unavailable import unavailable
+from backstop.errors import BrokerUnavailable
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 20.0
+"""The broker keeps a lock for 60 s, and a member that says nothing for 120 s."""
+REBALANCE_SECONDS = 20.0
+"""How often it reckons its share anew without being told that a member came or went."""
+HANDOVER_SECONDS = 10.0
+"""How long it waits for a member that still holds a queue which is now this one's."""
+LOCK_SECONDS = 0.1
+RETRY_SECONDS = 1.0
+
+_Make = Callable[[str, str, Iterable[MessageQueue]], Request]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A queue that is allotted to this consumer and not yet taken."""
+
+    topic: str
+    since: float
+    held_by_member: bool
+    """Whether the one that had it before is a member still, as far as can be reckoned."""
+
+
+class QueueShare:
+    """The share of one consumer. Not shared between threads; whoever shares it holds a lock."""
+
+    def __init__(
+        self, lines: Lines, routes: Routes, ear: Ear, *, client: str, group: str, filters: Mapping[str, str], seconds: float
+    ) -> None:
+        """Names are RocketMQ's; `filters`: what is subscribed to, topic -> tags. `seconds`: for one answer."""
+        self._lines, self._routes, self._ear, self._seconds = lines, routes, ear, seconds
+        self._client, self._group, self._filters = client, group, dict(filters)
+        self.version = time.time_ns() // 1_000_000
+        self.hands: dict[MessageQueue, InHand] = {}
+        self.away: dict[str, str] = {}
+        """Brokers whose connection was lost and was not made again, and why."""
+        self.forgot = False
+        """Something that was in hand is not any more."""
+        self._waiting: dict[MessageQueue, _Waiting] = {}
+        self._members: dict[str, list[str]] = {}
+        self._rebalance_at = self._lock_at = self._heartbeat_at = 0.0
+        self._locked_at = 0
+        """When the locks were asked for last, in milliseconds as RocketMQ has them."""
+        self._pulses: list[tuple[str, int]] = []
+
+    def keep(self) -> None:
+        """Does what is due. Raises BrokerUnavailable when a connection is over, or nothing can be taken."""
+        self._forget_broken()
+        now = time.monotonic()
+        if self._ear.members_changed or now >= self._rebalance_at:
+            self._ear.members_changed, self._rebalance_at = False, now + REBALANCE_SECONDS
+            try:
+                self._rebalance(now + self._seconds)
+            except BrokerUnavailable as error:
+                self._rebalance_at = time.monotonic() + RETRY_SECONDS
+                self._forget_broken()
+                if not self.hands:
+                    raise
+                log.warning("The queues are shared as before. %s", error)
+        elif self._waiting and now >= self._lock_at:
+            self._take_over(now + self._seconds)
+        self.pulse()
+
+    @property
+    def due_at(self) -> float:
+        """When `keep` has something to do, unless a push comes before."""
+        if self._ear.members_changed:
+            return 0.0
+        return min(self._rebalance_at, self._heartbeat_at, self._lock_at if self._waiting else self._rebalance_at)
+
+    def pulse(self) -> None:
+        """Says that it lives and keeps its locks, without waiting for an answer."""
+        self._lines.pump()
+        waiting: list[tuple[str, int]] = []
+        for broker, number in self._pulses:
+            answer = self._lines.taken(broker, number)
+            if answer is None:
+                waiting.append((broker, number))
+            elif answer.code != Said.SUCCESS:
+                log.warning("The broker %s did not take a sign of life: %s", broker, answer.said())
+                self._ear.members_changed = True
+        self._pulses = waiting if len(waiting) < 1000 else []
+        now = time.monotonic()
+        if now < self._heartbeat_at:
+            return
+        self._heartbeat_at, self._locked_at = now + HEARTBEAT_SECONDS, time.time_ns() // 1_000_000
+        requests = [(broker, self._heartbeat()) for broker in self._lines.brokers]
+        requests += self._of_brokers(lock, self.hands)
+        started = [(broker, self._lines.start(broker, request)) for broker, request in requests]
+        self._pulses += [(broker, number) for broker, number in started if number is not None]
+
+    def commit(self, hands: Iterable[InHand]) -> None:
+        """What was acknowledged in these queues, where it moved their place. Raises BrokerUnavailable."""
+        commit(self.ask, self._group, list(hands))
+
+    def ask(self, requests: Sequence[tuple[str, Request]], doing: str) -> list[Answer]:
+        """The answers, whatever they say. Raises BrokerUnavailable; what was in hand from a lost broker is forgotten."""
+        results: list[Result] = self._lines.ask(requests, time.monotonic() + self._seconds) if requests else []
+        answers = [result for result in results if isinstance(result, Answer)]
+        if len(answers) < len(results):
+            self._forget_broken(doing)
+            raise unavailable(doing, str(next(result for result in results if not isinstance(result, Answer))))
+        return answers
+
+    def address(self, broker: str) -> str:
+        """Of a broker that is connected."""
+        return self._lines.address(broker)
+
+    def running_info(self) -> bytes:
+        """What an administrator gets to see of this consumer."""
+        rows = {queue: (hand.lowest, hand.next_offset, hand.size) for queue, hand in self.hands.items()}
+        return running_info(self._client, self._filters, self.version, rows, locked_at=self._locked_at)
+
+    def refresh(self, topic: str) -> None:
+        """Something is wrong with a queue of the topic: look where it is before anything else."""
+        self._routes.forget(topic)
+        self._ear.members_changed = True
+
+    def leave(self) -> None:
+        """Commits, lets all queues go and leaves the group, as far as the brokers answer. Never raises."""
+        try:
+            self.commit(self.hands.values())
+        except BrokerUnavailable as error:
+            log.warning("What was acknowledged last may come again. %s", error)
+        requests = self._of_brokers(unlock, self.hands)
+        requests += [(broker, leave(self._client, self._group)) for broker in self._lines.brokers]
+        self._lines.ask(requests, time.monotonic() + self._seconds)
+        self.hands.clear()
+        self._waiting.clear()
+
+    def _rebalance(self, deadline: float) -> None:
+        doing = "sharing the group's queues"
+        routes = self._read_routes(deadline)
+        masters = {queue.broker: queue.master for route in routes.values() for queue in route.readable() if queue.master}
+        self._connect(masters, deadline)
+        if any(topic.startswith(RETRY) and topic not in routes for topic in self._filters):
+            self._rebalance_at = time.monotonic() + RETRY_SECONDS  # the broker makes it when it hears of the first member
+        members = self._read_members(doing)
+        wanted: dict[MessageQueue, str] = {}
+        for topic, route in routes.items():
+            queues = [MessageQueue(topic, one.broker, one.queue_id) for one in route.readable() if one.broker in members]
+            if not queues:
+                continue
+            now_in = members[min(queue.broker for queue in queues)]
+            before = self._members.get(topic, [one for one in now_in if one != self._client])
+            had = {queue: one for one in before for queue in allocate(queues, before, one)}
+            self._members[topic] = now_in
+            for queue in allocate(queues, now_in, self._client):
+                wanted[queue] = had.get(queue, "")
+        members_now = {one for ids in members.values() for one in ids}
+        self._let_go([hand for queue, hand in self.hands.items() if queue not in wanted])
+        self._waiting = {
+            queue: self._waiting.get(queue) or _Waiting(queue.topic, time.monotonic(), had in members_now - {self._client})
+            for queue, had in wanted.items()
+            if queue not in self.hands
+        }
+        self._follow_moves(doing)
+        self._take_over(deadline)
+
+    def _read_routes(self, deadline: float) -> dict[str, Route]:
+        routes = {}
+        for topic in self._filters:
+            try:
+                routes[topic] = self._routes.route(topic, deadline=deadline)
+            except NoSuchTopic:
+                if not topic.startswith(RETRY):
+                    raise unavailable("subscribing", f"there is no topic {topic}") from None
+        return routes
+
+    def _connect(self, masters: Mapping[str, str], deadline: float) -> None:
+        """Connects to every master and is a member there; leaves those that have no queue of ours any more."""
+        for broker in self._lines.brokers:
+            if broker not in masters:
+                self._lines.ask([(broker, leave(self._client, self._group))], deadline)
+                self._forget(broker)
+        new: list[str] = []
+        for broker, address in masters.items():
+            try:
+                if self._lines.connect(broker, address, deadline):
+                    self._forget_hands(broker)
+                    new.append(broker)
+            except NotSent as error:
+                self.away[broker] = str(error)
+                raise unavailable("subscribing", str(error)) from error
+        for broker, answer in zip(new, self.ask([(one, self._heartbeat()) for one in new], "subscribing"), strict=True):
+            if answer.code != Said.SUCCESS:
+                raise unavailable("subscribing", f"{broker} says {answer.said()}")
+            self.away.pop(broker, None)
+
+    def _read_members(self, doing: str) -> dict[str, list[str]]:
+        """The group's members as each broker knows them."""
+        brokers = self._lines.brokers
+        found: dict[str, list[str]] = {}
+        for broker, answer in zip(brokers, self.ask([(one, ask_members(self._group)) for one in brokers], doing), strict=True):
+            if answer.code != Said.SUCCESS:
+                raise unavailable(doing, f"{broker} says {answer.said()}")
+            try:
+                found[broker] = [str(one) for one in answer.json()["consumerIdList"]]
+            except (Malformed, KeyError, TypeError) as error:
+                raise unavailable(doing, f"{broker} sent a list of members that cannot be read: {error}") from error
+            if self._client not in found[broker]:
+                self._heartbeat_at = 0.0
+                raise unavailable(doing, f"{broker} does not know this consumer as a member")
+        return found
+
+    def _let_go(self, hands: Sequence[InHand]) -> None:
+        if not hands:
+            return
+        self.commit(hands)
+        for hand in hands:
+            self.hands.pop(hand.queue, None)
+        self.forgot = True
+        self.ask(self._of_brokers(unlock, [hand.queue for hand in hands]), "letting queues go")
+
+    def _follow_moves(self, doing: str) -> None:
+        """Somebody who sets the group's offset by hand does not tell the consumers: they look."""
+        hands = list(self.hands.values())
+        offsets = committed(self.ask, self._group, [hand.queue for hand in hands], doing)
+        for hand, offset in zip(hands, offsets, strict=True):
+            if offset is not None and offset != hand.committed:
+                log.warning("The group's place in %s was set to %d by somebody else; going on from there.", hand.queue, offset)
+                hand.move(offset)
+                self.forgot = True
+
+    def _take_over(self, deadline: float) -> None:
+        """Takes the queues that wait, each when its lock is there or nobody can be waited for."""
+        self._lock_at = time.monotonic() + LOCK_SECONDS
+        doing = "taking queues over"
+        requests = self._of_brokers(lock, self._waiting)
+        mine: set[MessageQueue] = set()
+        for answer in self.ask(requests, doing):
+            if answer.code == Said.SUCCESS:
+                mine |= _locked(answer, doing)
+        now = time.monotonic()
+        ready = [
+            queue
+            for queue, its in self._waiting.items()
+            if queue in mine or not its.held_by_member or now - its.since > HANDOVER_SECONDS
+        ]
+        for hand in take_queues(self.ask, self._group, ready, doing):
+            self.hands[hand.queue] = hand
+            del self._waiting[hand.queue]
+
+    def _of_brokers(self, make: _Make, queues: Iterable[MessageQueue]) -> list[tuple[str, Request]]:
+        by_broker: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            by_broker.setdefault(queue.broker, []).append(queue)
+        return [(broker, make(self._client, self._group, its)) for broker, its in by_broker.items()]
+
+    def _heartbeat(self) -> Request:
+        return heartbeat(self._client, self._group, self._filters, self.version)
+
+    def _forget_broken(self, doing: str = "receiving") -> None:
+        """Raises BrokerUnavailable when a connection is over: what it held comes again."""
+        broken = self._lines.broken()
+        for broker, why in broken.items():
+            self._forget(broker)
+            self.away[broker] = why
+        if broken:
+            self._ear.members_changed = True
+            raise unavailable(doing, "; ".join(broken.values()))
+
+    def _forget(self, broker: str) -> None:
+        self._lines.drop(broker)
+        self._forget_hands(broker)
+        self._pulses = [(one, number) for one, number in self._pulses if one != broker]
+
+    def _forget_hands(self, broker: str) -> None:
+        self.forgot = True
+        self.hands = {queue: hand for queue, hand in self.hands.items() if queue.broker != broker}
+        self._waiting = {queue: its for queue, its in self._waiting.items() if queue.broker != broker}
+
+
+def _locked(answer: Answer, doing: str) -> set[MessageQueue]:
+    try:
+        found = answer.json()["lockOKMQSet"] or []
+        return {MessageQueue(one["topic"], one["brokerName"], int(one["queueId"])) for one in found}
+    except (Malformed, KeyError, TypeError, ValueError) as error:
+        raise unavailable(doing, f"an answer about locks cannot be read: {error}") from error
