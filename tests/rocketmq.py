@@ -20,7 +20,7 @@ import pytest
 
 from backstop.local.child import Child
 from backstop.local.fetch_rocketmq import HOME, installed
-from backstop.local.ports import LOOPBACK, free_port
+from backstop.local.ports import LOOPBACK, free_port, is_taken
 from compile_java import compiled, java
 from rocketmq_admin import Answer, Refused, ask
 from rocketmq_tls import write_certificates
@@ -29,7 +29,9 @@ CLUSTER = "DefaultCluster"
 LOGIN = ("backstop", "s3cret-of/Backstop@never:shown")
 """Who may do everything on a server with access control."""
 START_SECONDS = 120.0
-NO_REPLICAS = Path(__file__).parent / "java" / "rocketmq" / "NoReplicas.java"
+_JAVA = Path(__file__).parent / "java" / "rocketmq"
+OF_THE_SERVER = (_JAVA / "NoReplicas.java", _JAVA / "LoopbackProxy.java")
+"""What keeps each of its ports on the loopback."""
 OPENED = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED",
@@ -42,6 +44,7 @@ SETTINGS = {
     "mappedFileSizeTimerLog": "1048576", "maxIndexNum": "100000", "maxHashSlotNum": "50000", "diskMaxUsedSpaceRatio": "99",
     "registerNameServerPeriod": "10000", "traceTopicEnable": "false", "enableCalcFilterBitMap": "false",
     "sendMessageThreadPoolNums": "2", "pullMessageThreadPoolNums": "4", "adminBrokerThreadPoolNums": "2",
+    "reviveScanTime": "1000", "popFromRetryProbability": "100",
     "messageDelayLevel": "1s 1s 1s 2s 2s 5s 10s 30s 1m 2m 5m 10m 20m 30m 1h 2h 3h 4h",
 }  # fmt: skip
 """Small, and quick to deliver again; the delays of the levels from the sixth on grow as the server's own do."""
@@ -63,14 +66,16 @@ class RocketMQ:
 
     def __init__(
         self, directory: Path, *, name: str = "broker-a", joins: RocketMQ | None = None, acl: bool = False, tls: bool = False,
-        settings: Mapping[str, str] | None = None,
+        proxy: bool = False, settings: Mapping[str, str] | None = None,
     ) -> None:
         """`joins`: a server whose name server this broker registers at, beside that one's own broker. `tls`: a certificate of an
-        authority at `ca`; without it the server still takes TLS, with a certificate that it signed itself."""
+        authority at `ca`; without it the server still takes TLS, with a certificate that it signed itself. `proxy`: with the
+        gRPC proxy in the broker's process."""
         if not installed():
             pytest.fail(f"RocketMQ is not at {HOME}, and these tests need a real one: make rocketmq", pytrace=False)
         self.base, self.name, self._joins = directory.resolve(), name, joins
         self.port, self._vip_port = free_port(), free_port()
+        self.grpc_port = free_port() if proxy else None
         self.namesrv_port = joins.namesrv_port if joins else free_port()
         self.login = LOGIN if acl else None
         self.settings = {**SETTINGS, **(settings or {})}
@@ -127,7 +132,7 @@ class RocketMQ:
         if not self._broker.running:
             self._launch_broker()
         try:
-            self._broker.wait_until(self._registered, START_SECONDS)
+            self._broker.wait_until(self._ready, START_SECONDS)
         except BaseException:
             self.kill()
             raise
@@ -220,6 +225,9 @@ class RocketMQ:
             return False  # not up yet; the caller knows the deadline and whether the process lives
         return found.code == 0 and self.address.encode() in found.body
 
+    def _ready(self) -> bool:
+        return self._registered() and (self.grpc_port is None or is_taken(self.grpc_port))
+
     def _launch_namesrv(self) -> None:
         written = self._write("namesrv.conf", {
             "listenPort": str(self.namesrv_port), "bindAddress": LOOPBACK,
@@ -250,12 +258,20 @@ class RocketMQ:
                 "innerClientAuthenticationCredentials": json.dumps({"accessKey": access, "secretKey": secret}),
             }  # fmt: skip
         written = self._write("broker.conf", settings)  # anew at each start: the broker rewrites it
-        helper = compiled([NO_REPLICAS], {"org.apache.rocketmq.store.ha.HAService": NO_REPLICAS.stem})
-        self._broker.start(
-            [*self._java("-Xms128m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", *OPENED, first=f"{helper}:"),
-             "org.apache.rocketmq.broker.BrokerStartup", "-c", str(written)],
-            env=self._environment(), cwd=self.base,
-        )  # fmt: skip
+        helper = compiled(OF_THE_SERVER, {"org.apache.rocketmq.store.ha.HAService": "NoReplicas"})
+        java = self._java("-Xms128m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", *OPENED, first=f"{helper}:")
+        program = ["org.apache.rocketmq.broker.BrokerStartup", "-c", str(written)]
+        if self.grpc_port is not None:
+            proxy = self.base / "proxy.json"
+            proxy.write_text(json.dumps({
+                "rocketMQClusterName": CLUSTER, "namesrvAddr": self.namesrv, "localServeAddr": LOOPBACK,
+                "grpcServerPort": self.grpc_port, "grpcThreadPoolNums": 4, "grpcThreadPoolQueueCapacity": 1000,
+            }))  # fmt: skip
+            program = [
+                "org.apache.rocketmq.proxy.LoopbackProxy", "-pm", "local", "-n", self.namesrv, "-bc", str(written),
+                "-pc", str(proxy),
+            ]  # fmt: skip
+        self._broker.start([*java, *program], env=self._environment(), cwd=self.base)
 
     def _java(self, *options: str, first: str = "") -> list[str]:
         tls = [f"-Dtls.config.file={self._tls_settings()}", "-Dtls.test.mode.enable=false"] if self.tls else []

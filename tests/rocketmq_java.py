@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from compile_java import class_path, compiled, java
-from rocketmq import NO_REPLICAS, RocketMQ
+from rocketmq import OF_THE_SERVER, RocketMQ
 
-SOURCES = sorted(source for source in NO_REPLICAS.parent.glob("*.java") if source != NO_REPLICAS)
+SOURCES = sorted(set(OF_THE_SERVER[0].parent.glob("*.java")) - set(OF_THE_SERVER))
 WAIT_SECONDS = 60.0
 
 
