@@ -1,0 +1,191 @@
+"""Stored messages of RocketMQ: read as they lie on disk, unpacked, and never a part of one for a whole."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backstop.brokers.rocketmq import unpack
+from backstop.brokers.rocketmq.frames import Malformed
+from backstop.brokers.rocketmq.stored import Stored, read_properties, read_store_id, read_stored
+
+START = datetime(1970, 1, 1, tzinfo=UTC)
+# By hand, from the description of the format: a message of the first version in the queue 3 of the topic "ab".
+BY_HAND = bytes.fromhex(
+    "00000066" "DAA320A7" "3610A686" "00000003" "00000000"  # size, kind, checksum, queue, flag
+    "0000000000000005" "0000000000000200" "00000000"  # offset, physical offset, flags
+    "0000018BCFE56800" "0A000001" "00001F90" "0000018BCFE56BE8" "7F000001" "00002A9F"  # born, its host; stored, its host
+    "00000002" "0000000000000000"  # redeliveries, prepared
+    "00000005" "68656C6C6F" "02" "6162" "0004" "61016202"  # "hello", "ab", a property a=b
+)  # fmt: skip
+
+
+def packed(
+    body: bytes = b"hello", *, topic: bytes = b"orders", properties: bytes = b"", sys_flag: int = 0, crc: int | None = None,
+    second: bool = False, magic: int | None = None, offset: int = 5,
+) -> bytes:  # fmt: skip
+    """One message, written by the description of the format."""
+    born = bytes([10, 0, 0, 1]) if not sys_flag & 16 else bytes(15) + b"\x01"
+    host = bytes([127, 0, 0, 1]) if not sys_flag & 32 else bytes(15) + b"\x01"
+    rest = (
+        struct.pack(">I", (0xDAA320AB if second else 0xDAA320A7) if magic is None else magic)
+        + struct.pack(">I", (zlib.crc32(body) & 0x7FFFFFFF) if crc is None else crc)
+        + struct.pack(">iiqqiq", 3, 0, offset, 512, sys_flag, 1_700_000_000_000)
+        + born + struct.pack(">i", 8080) + struct.pack(">q", 1_700_000_001_000) + host + struct.pack(">i", 10911)
+        + struct.pack(">iq", 2, 0) + struct.pack(">i", len(body)) + body
+        + (struct.pack(">h", len(topic)) if second else bytes([len(topic)])) + topic
+        + struct.pack(">h", len(properties)) + properties
+    )  # fmt: skip
+    return struct.pack(">i", 4 + len(rest)) + rest
+
+
+def one(data: bytes) -> Stored:
+    [found] = read_stored(data)
+    return found
+
+
+def test_a_message_written_by_hand_is_read() -> None:
+    assert one(BY_HAND) == Stored(
+        "ab", 3, 5, 512, "127.0.0.1:10911", "7F00000100002A9F0000000000000200",
+        START + timedelta(milliseconds=1_700_000_000_000), START + timedelta(milliseconds=1_700_000_001_000),
+        2, 0, 0, b"hello", b"hello", None, {"a": "b"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sys_flag", [0, 16, 32, 48], ids=["v4", "born v6", "stored v6", "both v6"])
+@pytest.mark.parametrize("second", [False, True], ids=["first version", "second version"])
+def test_both_versions_and_both_kinds_of_hosts_are_read(sys_flag: int, second: bool) -> None:
+    topic = b"t" * (200 if second else 127)
+    found = one(packed(topic=topic, sys_flag=sys_flag, second=second, properties=b"a\x01b\x02c\x01\xc3\xbc\x02"))
+    assert (found.topic, found.content, found.properties) == (topic.decode(), b"hello", {"a": "b", "c": "ü"})
+    host = "[::1]:10911" if sys_flag & 32 else "127.0.0.1:10911"
+    assert found.store_host == host
+    assert read_store_id(found.store_id) == (host, 512)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=6), st.integers(0, 1000))
+def test_messages_of_one_answer_are_told_apart_and_any_cut_is_told(messages: list[tuple[bytes, bool]], cut: int) -> None:
+    parts = [packed(body, second=second, offset=at) for at, (body, second) in enumerate(messages)]
+    data = b"".join(parts)
+    assert [(m.offset, m.content) for m in read_stored(data)] == [(at, body) for at, (body, _) in enumerate(messages)]
+    ends = {sum(map(len, parts[:n])) for n in range(len(parts) + 1)}
+    if (cut := min(cut, len(data))) not in ends:
+        with pytest.raises(Malformed):
+            read_stored(data[:cut])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 200), st.binary(min_size=1, max_size=8), st.booleans())
+def test_whatever_is_wrong_in_a_message_it_is_malformed_or_a_message(at: int, wrong: bytes, second: bool) -> None:
+    data = bytearray(packed(properties=b"a\x01b\x02", second=second))
+    data[at : at + len(wrong)] = wrong
+    with suppress(Malformed):
+        read_stored(bytes(data))
+
+
+@pytest.mark.parametrize("data", [
+    packed(magic=0xCBD43194), packed(magic=0), b"\x00\x00\x00", b"\x7f\xff\xff\xff" + bytes(200), bytes(200),
+    b"\xff\xff\xff\xff" + bytes(200), packed() + b"\x00", packed()[:-1], packed(topic=b"\xff\xfe"),
+], ids=["end of a file", "zero", "short", "huge", "zeros", "negative", "rest", "cut", "topic"])  # fmt: skip
+def test_what_is_no_message_ends_the_trust_in_the_answer(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        read_stored(data)
+
+
+def test_a_wrong_checksum_leaves_no_content_and_says_so() -> None:
+    found = one(packed(crc=7))
+    assert (found.content, found.body) == (None, b"hello")
+    assert found.unreadable and "checksum" in found.unreadable
+    assert one(packed(b"", crc=7)).content == b"", "of nothing there is no checksum"
+
+
+def arrow(content: bytes, codec: str) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, codec) as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+CONTENT = b"".join(b"%d " % (i * 7919 % 100_003) for i in range(20_000))
+COMPRESSED = {
+    "zlib of old clients": (1, zlib.compress(CONTENT)), "zlib": (1 | 3 << 8, zlib.compress(CONTENT)),
+    "lz4": (1 | 1 << 8, arrow(CONTENT, "lz4")), "zstd": (1 | 2 << 8, arrow(CONTENT, "zstd")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_compressed_content_is_unpacked(kind: str) -> None:
+    sys_flag, body = COMPRESSED[kind]
+    found = one(packed(body, sys_flag=sys_flag))
+    assert (found.content, found.unreadable, found.body) == (CONTENT, None, body)
+
+
+CUTS = [0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.9999]
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
+    **{f"cut at {cut}": (lambda body, cut=cut: body[: int(len(body) * cut)]) for cut in CUTS},
+    "wrong": lambda body: b"no such thing", "empty": lambda body: b"",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+@pytest.mark.parametrize("how", BROKEN)
+def test_compressed_content_that_is_broken_is_none(kind: str, how: str) -> None:
+    sys_flag, body = COMPRESSED[kind]
+    found = one(packed(BROKEN[how](body), sys_flag=sys_flag))
+    assert found.content is None and found.unreadable
+
+
+@pytest.mark.parametrize("kind", [k for k in COMPRESSED if k != "zlib of old clients"])
+def test_of_a_bomb_no_more_is_unpacked_than_a_message_can_hold(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpack, "MAX_CONTENT", len(CONTENT) - 1)
+    sys_flag, body = COMPRESSED[kind]
+    found = one(packed(body, sys_flag=sys_flag))
+    assert found.content is None and found.unreadable and "larger" in found.unreadable
+    monkeypatch.setattr(unpack, "MAX_CONTENT", len(CONTENT))
+    assert one(packed(body, sys_flag=sys_flag)).content == CONTENT
+
+
+@pytest.mark.parametrize("kind", ["lz4", "zstd"])
+def test_without_a_library_the_content_is_none_and_its_name_is_told(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_nothing(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib, "import_module", import_nothing)
+    sys_flag, body = COMPRESSED[kind]
+    found = one(packed(body, sys_flag=sys_flag))
+    assert found.content is None and found.unreadable and "installed" in found.unreadable
+
+
+def test_a_way_of_packing_or_a_batch_that_nobody_knows_leaves_no_content() -> None:
+    for sys_flag in (1 | 5 << 8, 1 << 7):
+        found = one(packed(zlib.compress(b"x"), sys_flag=sys_flag))
+        assert found.content is None and found.unreadable
+
+
+def test_half_of_a_transaction_is_known_as_one() -> None:
+    assert [one(packed(sys_flag=kind << 2)).is_prepared for kind in range(4)] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(("text", "properties"), [
+    ("", {}), ("a\x01b\x02", {"a": "b"}), ("a\x01b", {"a": "b"}), ("a\x01\x02", {"a": ""}), ("a\x02b\x01c\x02", {"b": "c"}),
+    ("a\x01b\x02a\x01c\x02", {"a": "c"}), ("a\x01b\x01c\x02", {"a": "b\x01c"}),
+])  # fmt: skip
+def test_properties_are_read_as_the_broker_reads_them(text: str, properties: dict[str, str]) -> None:
+    assert read_properties(text) == properties
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "7F", "C9FCE63C4A0548A0F2D16BD06C6DFFFF0", "7F00000100002A9F 0000000000000200",
+                                   "7F000001000000000000000000000200", "7F00000100002A9FF000000000000200"])  # fmt: skip
+def test_what_is_no_id_of_a_store_names_no_place(wrong: str) -> None:
+    assert read_store_id(wrong) is None
