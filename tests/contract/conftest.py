@@ -25,8 +25,13 @@ from backstop.brokers.activemq.frames import encode
 from backstop.brokers.activemq.session import Address, Pool
 from backstop.brokers.protocol import Broker, Received, Subscription
 from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.brokers.rocketmq.adapter import RocketMQ
+from backstop.brokers.rocketmq.names import encode_group, encode_topic
+from backstop.brokers.rocketmq.properties import own_headers
+from backstop.brokers.rocketmq.stored import read_stored
 from backstop.local.valkey import Valkey
 from backstop.records import ID_HEADER, Outcome
+from rocketmq import RocketMQ as RocketMQServer
 
 VISIBILITY = timedelta(milliseconds=400)
 DELIVERY_LIMIT = 3
@@ -42,6 +47,8 @@ class UnderTest(Protocol):
     @property
     def broker(self) -> Broker: ...
 
+    deletes_one: bool
+    """Whether a single message can be taken out of the middle of a queue."""
     silence: Outcome
     """What a server's silence makes of a batch: REFUSED where the commit, which was not asked for yet, is a step of its own."""
 
@@ -79,6 +86,7 @@ class RedisStreamsUnderTest:
     """Redis Streams on the embedded Valkey."""
 
     silence = Outcome.UNKNOWN
+    deletes_one = True
 
     def __init__(self, server: Valkey) -> None:
         self.server, self.keys = server, Keys()
@@ -170,6 +178,7 @@ class ActiveMQUnderTest:
     """ActiveMQ Classic: a virtual topic, and a queue for each group."""
 
     silence = Outcome.REFUSED
+    deletes_one = False
 
     def __init__(self, server: Server) -> None:
         self.server, self.names = server, Names()
@@ -256,6 +265,109 @@ class ActiveMQUnderTest:
         self.pool.close()
 
 
+class RocketMQUnderTest:
+    """RocketMQ: one broker, with access control."""
+
+    silence = Outcome.UNKNOWN
+    deletes_one = False
+
+    def __init__(self, server: RocketMQServer) -> None:
+        self.server = server
+        self._open: list[RocketMQ] = []
+        self.broker = self.another()
+
+    def another(self, url: str | None = None, **options: Any) -> RocketMQ:
+        settings = {
+            "delivery_limit": DELIVERY_LIMIT, "send_timeout": SEND_TIMEOUT, "connect_timeout": timedelta(seconds=1),
+            "answer_timeout": timedelta(seconds=5), "delay_levels": self.server.settings["messageDelayLevel"],
+        }  # fmt: skip
+        broker = RocketMQ(url or self.server.url(), **{**settings, **options})
+        self._open.append(broker)
+        return broker
+
+    def create_topic(self, topic: str, queues: int, max_message_bytes: int | None = None) -> None:
+        if max_message_bytes is not None:
+            self.broker = self.another(max_message_bytes=max_message_bytes)  # no limit for each topic here
+        self.broker.create_topic(topic, queues)
+
+    def delete_topic(self, topic: str) -> None:
+        self.broker.delete_topic(topic)
+
+    def create_group(self, group: str, topic: str) -> None:
+        self.broker.create_group(group, topic, at="start")
+
+    def subscribe(self, group: str, topics: Sequence[str], consumer: str) -> Subscription:
+        return self.another().subscribe(group, topics, consumer)
+
+    def stored(self, topic: str) -> dict[tuple[int, int], str]:
+        found: dict[tuple[int, int], str] = {}
+        name = encode_topic(topic)
+        for queue in range(len(self.broker.queues(topic))):
+            at, end = 0, int(self.server.ask(30, {"topic": name, "queueId": queue}).ext["offset"])
+            while at < end:
+                answer = self.server.ask(11, {
+                    "consumerGroup": "TOOLS_CONSUMER", "topic": name, "queueId": queue, "queueOffset": at, "maxMsgNums": 32,
+                    "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
+                    "expressionType": "TAG",
+                })  # fmt: skip
+                found |= {(queue, one.offset): own_headers(one.properties)[ID_HEADER] for one in read_stored(answer.body)}
+                at = int(answer.ext["nextBeginOffset"])
+        return found
+
+    def delete_message(self, topic: str, queue: int, offset: int) -> None:
+        raise AssertionError("whole files are removed, no single messages")
+
+    def move_group(self, group: str, topic: str, queue: int, next_offset: int) -> None:
+        self.server.ask(222, {
+            "group": encode_group(group), "topic": encode_topic(topic), "queueId": queue, "offset": next_offset,
+            "timestamp": -1, "isForce": True,
+        })  # fmt: skip
+
+    def add_unreadable_dead_letter(self, group: str, topic: str) -> None:
+        letters = f"%DLQ%{encode_group(group)}"
+        self.server.create_topic(letters, 1)
+        self.server.ask(310, {
+            "a": "TOOLS_PRODUCER", "b": letters, "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": int(time.time() * 1000), "h": 0,
+            "i": f"RETRY_TOPIC\x01{encode_topic(topic)}\x02", "j": 0, "k": False, "m": False,
+        }, b"x")  # fmt: skip
+
+    @contextmanager
+    def refusing(self, topic: str) -> Iterator[Broker]:
+        limited = {"username": "limited", "password": "secret-of-limited", "userType": "NORMAL"}
+        self.server.ask(3001, {"username": "limited"}, json.dumps(limited).encode())
+        policy = {"resource": f"Topic:{encode_topic(topic)}", "actions": ["SUB"], "decision": "ALLOW"}
+        acl = {"subject": "User:limited", "policies": [{"policyType": "CUSTOM", "entries": [policy]}]}
+        self.server.ask(3006, {"subject": "User:limited"}, json.dumps(acl).encode())
+        try:
+            yield self.another(self.server.url("limited", "secret-of-limited"))
+        finally:
+            self.server.ask(3003, {"username": "limited"})
+
+    def wipe(self) -> None:
+        raise AssertionError("no epochs here")
+
+    def kill(self) -> None:
+        self.server.kill()
+
+    def start(self) -> None:
+        self.server.start()
+
+    def stall(self) -> None:
+        self.server.stall()
+
+    def wake(self) -> None:
+        self.server.wake()
+
+    def close(self) -> None:
+        for broker in self._open:
+            broker.close()
+
+
+def rocketmq_server(directory: Path) -> RocketMQServer:
+    """What it acknowledged is on disk, and who asks is known. On a busy machine a send may wait long for its turn."""
+    return RocketMQServer(directory, acl=True, settings={"flushDiskType": "SYNC_FLUSH", "waitTimeMillsInSendQueue": "10000"})
+
+
 def _id_in(headers: str) -> str:
     return str(json.loads(headers)["backstop-message-id"])
 
@@ -263,6 +375,7 @@ def _id_in(headers: str) -> str:
 ADAPTERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], UnderTest]]] = {
     "activemq": (Server, ActiveMQUnderTest),
     "redis_streams": (Valkey, RedisStreamsUnderTest),
+    "rocketmq": (rocketmq_server, RocketMQUnderTest),
 }
 """kind -> its server over a folder, and its adapter on that server."""
 
@@ -289,12 +402,22 @@ def shared_activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
         yield server
 
 
+@pytest.fixture(scope="session")
+def shared_rocketmq_with_logins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQServer]:
+    with rocketmq_server(tmp_path_factory.mktemp("rocketmq")) as server:
+        yield server
+
+
+SHARED = {
+    "activemq": "shared_activemq", "redis_streams": "shared_server", "rocketmq": "shared_rocketmq_with_logins",
+}  # fmt: skip
+
+
 @pytest.fixture(params=sorted(ADAPTERS))
 def adapter(request: pytest.FixtureRequest) -> Iterator[UnderTest]:
     """An adapter on a server that other tests use too: every test names its own topics and groups."""
     _, adapt = ADAPTERS[request.param]
-    shared = "shared_activemq" if request.param == "activemq" else "shared_server"
-    under_test = adapt(request.getfixturevalue(shared))
+    under_test = adapt(request.getfixturevalue(SHARED[request.param]))
     yield under_test
     under_test.close()
 

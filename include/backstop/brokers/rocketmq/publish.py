@@ -7,9 +7,9 @@ change places (the broker's threads take them in any order), and one by one they
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from zlib import crc32
 
 from backstop.brokers.protocol import Receipt
 from backstop.brokers.rocketmq.batch import write_batch
@@ -49,9 +49,13 @@ _MOVED = frozenset({Said.TOPIC_NOT_EXIST, Said.INVALID_PARAMETER, Said.NO_PERMIS
 """Answers after which the topic's route is asked for again."""
 
 
+ZLIB = 0x301
+"""The flags of a message whose body is packed by zlib."""
 PIECE_BYTES = 1024 * 1024
 PIECE_MESSAGES = 500
 """The broker takes as many bytes at once as one message may have; smaller pieces let others in between."""
+BUSY_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""How long is waited before a broker that was busy, and stored nothing, is asked again."""
 _MESSAGE_BYTES = 32
 """What a batch adds to a message's content and properties."""
 
@@ -80,16 +84,19 @@ class _Piece:
     group: str | None
 
     def request(self) -> Request:
-        whole = len(self.ones) > 1
-        # Properties of the request would replace those of every message.
-        properties, body = ("", write_batch((one.properties, one.body) for one in self.ones)) if whole else (
-            self.ones[0].properties, self.ones[0].body
-        )  # fmt: skip
+        whole, flags = len(self.ones) > 1, 0
+        properties, body = self.ones[0].properties, self.ones[0].body
+        if whole:
+            # Properties of the request would replace those of every message.
+            properties, body = "", write_batch((one.properties, one.body) for one in self.ones)
+        elif not body:
+            # A request without a body makes the broker stumble; every client unpacks this to nothing.
+            flags, body = ZLIB, zlib.compress(b"")
         return Request(
             Ask.SEND_BATCH if whole else Ask.SEND,
             {
                 "a": PRODUCER_GROUP, "b": self.topic if self.group is None else retry_topic(self.group), "c": NO_MODEL, "d": 4,
-                "e": self.queue.queue_id if self.group is None else 0, "f": 0, "g": int(time.time() * 1000), "h": 0,
+                "e": self.queue.queue_id if self.group is None else 0, "f": flags, "g": int(time.time() * 1000), "h": 0,
                 "i": properties, "j": 0, "k": False, "m": whole,
             },
             body,
@@ -136,17 +143,26 @@ class Publisher:
         self._routes.forget(encode_topic(topic))
 
     def _send(self, pieces: Sequence[_Piece], deadline: float, receipts: dict[int, Receipt]) -> None:
-        again: list[_Piece] = []
-        results = self._pool.ask_all([(piece.master, piece.request()) for piece in pieces], deadline) if pieces else []
-        for piece, result in zip(pieces, results, strict=True):
-            if isinstance(result, Answer) and result.code == Said.MESSAGE_ILLEGAL and len(piece.ones) > 1:
-                again += piece.split()  # it said no to one of them, and stored none: each by itself then
-                continue
-            if not isinstance(result, Answer) or result.code in _MOVED:
-                self._routes.forget(piece.topic)
-            receipts |= _settle(piece, result)
-        if again:
-            self._send(again, deadline, receipts)
+        """Sends all; what a busy broker put off is asked again, after a while, as long as there is time."""
+        pauses = iter(BUSY_SECONDS)
+        while pieces:
+            alone: list[_Piece] = []
+            busy: list[_Piece] = []
+            results = self._pool.ask_all([(piece.master, piece.request()) for piece in pieces], deadline)
+            for piece, result in zip(pieces, results, strict=True):
+                receipts |= _settle(piece, result)
+                code = result.code if isinstance(result, Answer) else None
+                if code == Said.MESSAGE_ILLEGAL and len(piece.ones) > 1:
+                    alone += piece.split()  # it said no to one of them, and stored none: each by itself then
+                elif code == Said.SYSTEM_BUSY:
+                    busy.append(piece)
+                elif code is None or code in _MOVED:
+                    self._routes.forget(piece.topic)
+            pause = next(pauses, None) if busy else None
+            if pause is not None and time.monotonic() + pause < deadline:
+                time.sleep(pause)  # the broker said what to wait for: its own queue
+                alone += busy
+            pieces = alone
 
     def _route(self, topic: str, deadline: float) -> Route | Receipt:
         """Where the topic lies, or the receipt for every message of a topic that cannot be sent to."""
@@ -174,7 +190,7 @@ class Publisher:
         if not queues:
             return _refused("Nothing was sent: no queue of the topic can be written to")
         key = message.message_id if message.partition_key is None else message.partition_key
-        return queues[crc32(key.encode()) % len(queues)], one
+        return queues[zlib.crc32(key.encode()) % len(queues)], one
 
     def _cut(self, ones: Sequence[_One], limit: int) -> Iterator[Sequence[_One]]:
         piece: list[_One] = []
