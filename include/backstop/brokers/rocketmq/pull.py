@@ -45,7 +45,7 @@ class Puller:
 
     def pull(self, room: int) -> None:
         """Until `room` messages wait to be handed out, or every queue was asked and is empty. Raises BrokerUnavailable."""
-        ready = deque(hand for hand in self.in_turn() if hand.pulling is None and not hand.fresh)
+        ready = deque(hand for hand in self.in_turn() if hand.pulling is None)
         while ready and room > (waiting := sum(hand.fresh for hand in self._share.hands.values())) and self._may_take():
             some = [ready.popleft() for _ in range(min(len(ready), room - waiting))]
             number = min(self._batch, max(1, (room - waiting) // len(some)))
@@ -53,7 +53,7 @@ class Puller:
             for hand, answer in zip(some, self._share.ask(requests, "receiving"), strict=True):
                 if self._read(hand, answer):
                     ready.append(hand)
-                elif not hand.fresh:
+                else:
                     self._hold(hand, min(self._batch, room))
 
     def arrived(self) -> None:
@@ -104,7 +104,7 @@ class Puller:
             if answer.code == Said.SUCCESS:
                 found = read_stored(answer.body)
                 hand.pulled([one for one in found if self._is_for(hand, one)], answer.number("nextBeginOffset"))
-                return not hand.fresh
+                return True
             if answer.code == Said.PULL_RETRY_IMMEDIATELY:
                 hand.skip_to(answer.number("nextBeginOffset"))
                 return True
