@@ -53,6 +53,8 @@ class Session:
         """What is being written: (opaque, how many bytes of the chunk are left behind its end)."""
         self._in_flight: set[int] = set()
         """Written as a whole, or, over TLS, perhaps; and not answered."""
+        self._given_up: set[int] = set()
+        """Of these a late answer may still come; nobody takes it."""
         self._arrived: dict[int, Answer] = {}
         self.broken: str | None = None
         self.pushes = 0
@@ -119,6 +121,7 @@ class Session:
             return answer
         if opaque in self._in_flight:
             self._in_flight.discard(opaque)
+            self._given_up.add(opaque)
             return Lost(self.broken or f"{self.to} did not answer in time")
         for place, (waiting, _) in enumerate(self._waiting):
             if waiting == opaque:
@@ -127,13 +130,12 @@ class Session:
         if any(opaque == half for half, _ in self._chunk_ends):
             # Its beginning has left: nothing else can be written into this connection any more.
             self._break(f"{self.to} took only a part of a request in time")
-            return self.conclude(opaque)
         return NotSent(self.broken or "it was never started")
 
     @property
     def unanswered(self) -> int:
-        """Requests that were started and have neither an answer nor an end."""
-        return len(self._waiting) + len(self._chunk_ends) + len(self._in_flight)
+        """Requests of which something is on its way: not written, or not answered, waited for or not."""
+        return len(self._waiting) + len(self._chunk_ends) + len(self._in_flight) + len(self._given_up)
 
     @property
     def writing(self) -> bool:
@@ -184,7 +186,7 @@ class Session:
             assert chunk is not None
             if self._tls:
                 # Of what is offered to TLS nobody can tell afterwards how much of it left.
-                self._in_flight.update(opaque for opaque, _ in self._chunk_ends)
+                self._in_flight.update(opaque for opaque, _ in self._chunk_ends if opaque not in self._given_up)
                 self._in_flight.discard(_OUR_ANSWER)
             try:
                 written = self._socket.send(chunk)
@@ -192,8 +194,9 @@ class Session:
                 return
             rest = chunk[written:]
             while self._chunk_ends and self._chunk_ends[0][1] >= len(rest):
-                self._in_flight.add(self._chunk_ends.popleft()[0])
-            self._in_flight.discard(_OUR_ANSWER)
+                opaque, _ = self._chunk_ends.popleft()
+                if opaque != _OUR_ANSWER and opaque not in self._given_up:
+                    self._in_flight.add(opaque)
             self._chunk = rest if rest else None
 
     def _gather(self) -> None:
@@ -229,6 +232,7 @@ class Session:
             if command.opaque in self._in_flight:
                 self._in_flight.discard(command.opaque)
                 self._arrived[command.opaque] = command
+            self._given_up.discard(command.opaque)
             return
         self.pushes += 1
         answer = self.on_push(command) if self.on_push is not None else None
