@@ -21,13 +21,13 @@ WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Settings: SEED=1 MESSAGES=... for the demo; RATE=... for traffic; ARGS=... for pytest"
+	@echo "  Settings: SEED=1 MESSAGES=... BROKER=activemq for the demo; RATE=... for traffic; ARGS=... for pytest"
 
 setup: ## environment, locked dependencies, JDBC driver (skipped when already there)
 	@python3 -I include/backstop/local/setup.py
 
-demo: setup ## the main job on real traffic with real faults; ends with a page of accounting
-	@$(WITH_JAVA) $(PY) -m backstop.local.demo --seed $(SEED) $(if $(MESSAGES),--messages $(MESSAGES))
+demo: setup $(filter activemq rocketmq,$(BROKER)) ## the main job on real traffic with real faults (BROKER=activemq, rocketmq); ends with a page of accounting
+	@$(WITH_JAVA) $(PY) -m backstop.local.demo --seed $(SEED) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(BROKER),--broker $(BROKER))
 
 mariadb: ## the MariaDB programs that some tests start: Debian's packages, when root may install them
 	@PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
@@ -41,12 +41,12 @@ rocketmq: setup ## the jars of RocketMQ that some tests start (skipped when alre
 	-@$(PY) -m backstop.local.fetch_rocketmq
 
 test: setup mariadb activemq rocketmq lint types ## lint, types, and every test (about 40 minutes on 2 cores)
-	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" $(ARGS)
+	@$(WITH_JAVA) $(PY) -m pytest -m "not soak and not other_broker" $(ARGS)
 
 test-unit: setup ## unit tests only (within 60 s)
 	@$(WITH_JAVA) $(PY) -m pytest tests/unit $(ARGS)
 
-test-brokers: setup activemq rocketmq ## the broker contract on every broker, and all tests on real ActiveMQ and RocketMQ
+test-brokers: setup activemq rocketmq ## the broker contract on every broker, all tests on real ActiveMQ and RocketMQ, and the demo on each
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" tests/contract/test_broker_contract.py tests/contract/test_redis_streams.py \
 	  $$(ls -d tests/*/test_activemq*.py tests/*/test_rocketmq*.py) $(ARGS)
 

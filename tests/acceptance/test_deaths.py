@@ -15,8 +15,9 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.cases.decide import decide
 from backstop.config.connections import Connections
 from backstop.dead_letters.run_once import run_duty as triage
-from backstop.local import bury, demand, die
+from backstop.local import demand, die
 from backstop.local.accounting import run_checker
+from backstop.local.broker_faults.protocol import EXPIRED, SUPPRESSED_DONE, SUPPRESSED_UNDONE
 from backstop.local.choose_answer import choose_answer
 from backstop.local.demo import write_config
 from backstop.local.faults import change
@@ -31,9 +32,9 @@ pytestmark = pytest.mark.timeout(300)
 TEXTS = {
     demand.NOT_JSON: "JSONDecodeError: ", demand.FIELD_MISSING: "MissingField: order ", demand.RULE_REFUSED: "OverLimit: order ",
     demand.DEPENDENCY_DOWN: "ConnectionError: carrier-",
-    bury.SUPPRESSED_DONE: "java.lang.Throwable: Suppressing duplicate delivery on connection",
-    bury.SUPPRESSED_UNDONE: "java.lang.Throwable: Suppressing duplicate delivery on connection",
-    bury.EXPIRED: "java.lang.Throwable: Message Expired.",
+    SUPPRESSED_DONE: "java.lang.Throwable: Suppressing duplicate delivery on connection",
+    SUPPRESSED_UNDONE: "java.lang.Throwable: Suppressing duplicate delivery on connection",
+    EXPIRED: "java.lang.Throwable: Message Expired.",
 }  # fmt: skip
 
 
@@ -75,17 +76,17 @@ def test_what_lies_in_the_dead_letter_queues_is_what_the_ledger_says(stage: Stag
         for letter in letters(stage) for fault, text in TEXTS.items() if (letter.error or letter.cause).startswith(text)
     )  # fmt: skip
     # The text of a suppression is the same whether the work was done or not: that is the point of it.
-    both = {bury.SUPPRESSED_DONE, bury.SUPPRESSED_UNDONE}
+    both = {SUPPRESSED_DONE, SUPPRESSED_UNDONE}
     assert {key for key in found if key[0] not in both} == {key for key in told if key[0] not in both}
     assert {key[1:] for key in found if key[0] in both} == {key[1:] for key in told if key[0] in both}
     assert len(letters(stage)) == len(told)
 
 
 def test_only_work_that_was_done_has_an_effect(stage: Stage) -> None:
-    done = [(line["topic"], line["message_id"]) for line in stage.ledger.lines(bury.SUPPRESSED_DONE)]
+    done = [(line["topic"], line["message_id"]) for line in stage.ledger.lines(SUPPRESSED_DONE)]
     stage.done("billing", done, 0.0)
     assert stage.without_effect("billing", done) == set()
-    for fault in (bury.SUPPRESSED_UNDONE, bury.EXPIRED, demand.FIELD_MISSING, demand.DEPENDENCY_DOWN):
+    for fault in (SUPPRESSED_UNDONE, EXPIRED, demand.FIELD_MISSING, demand.DEPENDENCY_DOWN):
         keys = sorted(stage.ledger.keys(fault))
         assert stage.without_effect("shipping", keys) == set(keys), fault
         stage.done("billing", keys, 60.0)

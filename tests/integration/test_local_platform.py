@@ -194,7 +194,7 @@ def test_what_valkey_acknowledged_survives_a_kill(tmp_path: Path) -> None:
 
 
 def test_servers_listen_on_the_loopback_only(platform: Platform) -> None:
-    for server in (platform.postgres, platform.valkey, platform.leases):
+    for server in (platform.postgres, platform.broker, platform.leases):
         assert server.pid is not None
         assert listening_addresses(server.pid) == {LOOPBACK}
 
@@ -219,7 +219,7 @@ def test_no_secret_is_on_any_command_line(platform: Platform) -> None:
 def secrets_of(platform: Platform) -> set[str]:
     state = json.loads((platform.root / "state.json").read_text())
     superuser = (platform.root / "postgres" / "superuser.password").read_text()
-    return {*state["passwords"].values(), superuser, platform.valkey.password, platform.leases.password}
+    return {*state["passwords"].values(), superuser, platform.broker.password, platform.leases.password}
 
 
 def test_every_connection_reaches_its_own_database(platform: Platform) -> None:
@@ -230,7 +230,7 @@ def test_every_connection_reaches_its_own_database(platform: Platform) -> None:
         carried = json.loads(platform.environment()[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"])
         address = f":{carried['password']}@{carried['host']}:{carried['port']}/{carried['schema']}"
         assert connections[f"backstop_{name}"].endswith(address)
-    for name, server in (("broker", platform.valkey), ("leases", platform.leases)):
+    for name, server in (("broker", platform.broker), ("leases", platform.leases)):
         with redis.Redis.from_url(connections[f"backstop_{name}"]) as client:
             assert client.info("server")["tcp_port"] == server.port
         carried = json.loads(platform.environment()[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"])
@@ -272,7 +272,7 @@ def test_stopping_and_starting_again_loses_nothing_even_when_a_port_was_taken(tm
         second.start(airflow=False)
     try:
         assert second.postgres.port != first.postgres.port
-        assert second.valkey.port == first.valkey.port
+        assert second.broker.port == first.broker.port
         assert read(second.dsn("producer_a"), "SELECT n FROM business") == [(7,)]
         with redis.Redis.from_url(second.connections()["backstop_broker"]) as client:
             assert client.get("kept") == b"yes"

@@ -21,6 +21,8 @@ DEATHS = {
     "suppressed_done": "called a duplicate, work done",
     "suppressed_undone": "called a duplicate, not done",
     "message_expired": "expired",
+    "given_up_done": "given up by a client, work done",
+    "given_up_undone": "given up by a client, not done",
 }
 CHECKER = Path(__file__).with_name("checker")
 WIDTH = 80
@@ -29,6 +31,8 @@ FAULTS = {
     "crash_in_send": "died in the send, broker has it",
     "lost_in_broker": "lost in the broker after its ack",
     "offset_moved": "a group's offset moved past it",
+    "taken_out": "taken out of a group's queue",
+    "files_removed": "removed by retention, unread",
     "consumer_killed": "kill -9 in the middle of the work",
     "lease_killed": "kill -9 with a lease in hand",
     "worker_woken_late": "woke up late, was taken over",
@@ -65,6 +69,7 @@ def page(report: Mapping[str, Any]) -> str:
     """The report for a person."""
     parts = [
         heading(f"Backstop demo: {report['messages']} messages, seed {report['seed']}"),
+        *differs(report["broker"]),
         faults(report["faults"]),
         dead_letters(report["dead_letters"]),
         effects(report["effects"]),
@@ -81,6 +86,13 @@ def page(report: Mapping[str, Any]) -> str:
 
 def heading(text: str) -> str:
     return f"{'=' * WIDTH}\n{text}\n{'=' * WIDTH}"
+
+
+def differs(broker: Mapping[str, Any]) -> list[str]:
+    """What is otherwise than on the embedded broker; nothing there."""
+    if not broker["differs"]:
+        return []
+    return ["", f"On {broker['name']}", *(line for says in broker["differs"] for line in fold(says))]
 
 
 def faults(told: Mapping[str, Any]) -> str:

@@ -38,3 +38,7 @@ VALUES (%(consumer_group)s, %(topic)s, %(message_id)s, %(amount)s, %(fence)s, %(
 -- name: effects_of: for which of these messages a group has done its work
 SELECT DISTINCT topic, message_id FROM effect
 WHERE consumer_group = %(consumer_group)s AND message_id = ANY(%(message_ids)s);
+
+-- name: messages_of: these messages as they were sent first
+SELECT topic, message_id, content, headers, tag, ordering_key FROM message_stub
+WHERE topic = %(topic)s AND message_id = ANY(%(message_ids)s);

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from backstop.local.bury import EXPIRED
+from backstop.local.broker_faults.protocol import EXPIRED, GIVEN_UP_UNDONE
 from backstop.local.demand import FIELD_MISSING, NOT_JSON, RULE_REFUSED
 from backstop.local.die import with_country
 from backstop.local.faults import change
 from backstop.local.stage import Stage
 
-KNOWN = (NOT_JSON, FIELD_MISSING, RULE_REFUSED, EXPIRED)
+KNOWN = (NOT_JSON, FIELD_MISSING, RULE_REFUSED, EXPIRED, GIVEN_UP_UNDONE)
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ def of_dead_letters(stage: Stage, case_id: int) -> Answer | None:
             return of_a_mended_rule(stage, case_id)
         case ["message_expired"]:
             return Answer("replay", "late is better than never for these")
+        case ["given_up_undone"]:
+            return Answer("replay", "a client gave them up by mistake, and nobody did the work")
     return Answer("replay", f"not of this demo's poison ({', '.join(known) or 'no fault that was injected'}): once more")
 
 

@@ -31,7 +31,7 @@ class OverLimit(ValueError):
 class Demands:
     """One worker's. `conditions`: the folder of the files; None: all is well, always."""
 
-    def __init__(self, group: str, ledger: Ledger, conditions: Path | None, delivery_limit: int) -> None:
+    def __init__(self, group: str, ledger: Ledger, conditions: Path | None, delivery_limit: int | None) -> None:
         self._group, self._ledger, self._limit = group, ledger, delivery_limit
         self._conditions = conditions
 
@@ -78,5 +78,5 @@ class Demands:
 
     def _note(self, fault: str, message: Message, work: Work) -> None:
         """After this delivery the broker gives up."""
-        if work.deliveries >= self._limit:
+        if self._limit is not None and work.deliveries >= self._limit:
             self._ledger.append(fault, [message.key], consumer_group=self._group, detail=f"delivery {work.deliveries}")

@@ -21,6 +21,7 @@ from backstop.errors import BackstopError
 from backstop.local.accounting import machine, page, run_checker
 from backstop.local.airflow import ADMIN
 from backstop.local.answer_questions import PERSON, AnsweringPerson
+from backstop.local.broker_kinds import BROKERS, EMBEDDED, KINDS
 from backstop.local.faults import change
 from backstop.local.platform import PROJECT, Platform
 from backstop.local.receive_alerts import AlertReceivers
@@ -77,10 +78,10 @@ class StartingAirflow:
             raise self._error
 
 
-def run_demo(folder: Path, seed: int, messages: int) -> dict[str, Any]:
-    """The whole demo in `folder`, which is emptied first; returns the report."""
+def run_demo(folder: Path, seed: int, messages: int, broker: str = EMBEDDED) -> dict[str, Any]:
+    """The whole demo in `folder`, which is emptied first; returns the report. `broker`: a kind of backstop.yaml."""
     started = monotonic()
-    with new_platform(folder) as platform:
+    with new_platform(folder, broker) as platform:
         stage = Stage(platform, folder, seed)
         try:
             stage.make_tables()
@@ -116,6 +117,7 @@ def tell(stage: Stage, messages: int) -> dict[str, Any]:
         receivers.stop()
     with stage.timed("check"):
         report = run_checker(stage.write_places(), stage.ledger.folder)
+    report["broker"] = {"name": stage.platform.broker.name, "differs": list(stage.broker_faults.page)}
     report["runs"] = {
         f"{duty} {state}": count
         for duty, state, count in change(stage.control, "SELECT duty, state, count(*) FROM run GROUP BY 1, 2 ORDER BY 1, 2", ())
@@ -124,7 +126,7 @@ def tell(stage: Stage, messages: int) -> dict[str, Any]:
 
 
 @contextmanager
-def new_platform(folder: Path) -> Iterator[Platform]:
+def new_platform(folder: Path, broker: str = EMBEDDED) -> Iterator[Platform]:
     """A platform without history, stopped at the end; its data stays in `folder` until the next demo."""
     root = folder / "platform"
     if root.exists():
@@ -133,7 +135,7 @@ def new_platform(folder: Path) -> Iterator[Platform]:
         old.start(airflow=False)
         old.stop()
     shutil.rmtree(folder, ignore_errors=True)
-    platform = Platform(root, write_config(folder / "backstop.yaml"))
+    platform = Platform(root, write_config(folder / "backstop.yaml", broker), broker)
     try:
         platform.start(airflow=False)
         yield platform
@@ -141,9 +143,11 @@ def new_platform(folder: Path) -> Iterator[Platform]:
         platform.stop()
 
 
-def write_config(file: Path) -> Path:
-    """The platform's own settings, with readers of alerts (a mailbox and a program) and two rules about dead letters."""
+def write_config(file: Path, broker: str = EMBEDDED) -> Path:
+    """The platform's own settings, with this kind of broker, readers of alerts (a mailbox and a program) and two rules about
+    dead letters."""
     written = yaml.safe_load((PROJECT / "backstop.yaml").read_text(encoding="utf-8"))
+    KINDS[broker].take_place(written)
     written["alerts"] = {
         "channels": {
             "mail": {"url": "env:BACKSTOP_ALERTS_MAIL", "at_least": "warning"},
@@ -171,6 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m backstop.local.demo", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED") or 1))
     parser.add_argument("--messages", type=int, default=int(os.environ.get("MESSAGES") or DEFAULT_MESSAGES))
+    parser.add_argument("--broker", choices=sorted(BROKERS), default=os.environ.get("BROKER") or "embedded")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     asked = parser.parse_args(arguments)
     if asked.messages < LEAST_MESSAGES:
@@ -178,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Whoever ends the demo ends its servers and workers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        report = run_demo(asked.folder.resolve(), asked.seed, asked.messages)
+        report = run_demo(asked.folder.resolve(), asked.seed, asked.messages, BROKERS[asked.broker])
     except BackstopError as broken:
         print(broken, file=sys.stderr)
         return broken.exit_code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from backstop.local.bury import EXPIRED, SUPPRESSED_UNDONE
 from backstop.local.demand import DEPENDENCY_DOWN, FIELD_MISSING, NOT_JSON, OLD_LIMIT, RULE_REFUSED
 from backstop.local.lose import DRAIN_SECONDS
 from backstop.local.stage import Stage
@@ -21,24 +20,17 @@ DIE_SECONDS = 600.0
 
 def suppress(stage: Stage) -> None:
     """A client gives up redeliveries as duplicates: of work that was done, and of work that was not; others are too old."""
-    done = stage.producers["shop_a"].make("orders", FALSE, tell=True)
-    stage.done("billing", [("orders", message_id) for message_id in done], DRAIN_SECONDS)
+    done = [("orders", message_id) for message_id in stage.producers["shop_a"].make("orders", FALSE, tell=True)]
+    stage.done("billing", done, DRAIN_SECONDS)
     stage.drained(DRAIN_SECONDS)
-    stage.gravedigger.suppress_done("orders", "billing", done)
-    for group in stage.groups.values():
-        group.pause()
-    # A worker that was frozen while it waited would be handed them all the same, until its wait is over.
-    wait_for(
-        "Workers that wait for nothing", lambda: stage.gravedigger.waiting_clients() == 0, DIE_SECONDS,
-        lambda: f"{stage.gravedigger.waiting_clients()} connections",
-    )  # fmt: skip
-    ids = stage.producers["shop_b"].make("orders", UNDONE + TOO_LATE, tell=True)
-    stage.gravedigger.take_away(
-        "orders", "shipping",
-        {message_id: SUPPRESSED_UNDONE if place < UNDONE else EXPIRED for place, message_id in enumerate(ids)},
-    )  # fmt: skip
-    for group in stage.groups.values():
-        group.resume()
+    stage.broker_faults.bury_done("orders", "billing", done)
+    _, undone, expired = stage.broker_faults.false_letters
+    with stage.nobody_receives():
+        # A worker that was frozen while it waited would be handed them all the same, until its wait is over.
+        wait_for("Workers that wait for nothing", stage.broker_faults.nobody_waits, DIE_SECONDS, lambda: "some still wait")
+        ids = stage.producers["shop_b"].make("orders", UNDONE + TOO_LATE, tell=True)
+        died = {message_id: undone if place < UNDONE else expired for place, message_id in enumerate(ids)}
+        stage.broker_faults.bury("orders", "shipping", {message_id: fault for message_id, fault in died.items() if fault})
 
 
 def die_of_the_handler(stage: Stage) -> None:

@@ -8,7 +8,7 @@ from backstop.local.faults import break_logs, delete_logs, make_due_at_once
 from backstop.local.ledger import Key
 from backstop.local.stage import Stage
 
-CRASHES, LOST, SKIPPED, REFUSED, BROKEN = 4, 5, 5, 5, 2
+CRASHES, LOST, SKIPPED, REFUSED, BROKEN, EXPIRED = 4, 5, 5, 5, 2, 4
 PAYMENTS, DELETED, BURST = 60, 40, 24
 MESSAGES = REFUSED + 2 * CRASHES + 2 * BURST + 3 + BROKEN + PAYMENTS
 NOT_YET = 600.0
@@ -33,23 +33,24 @@ def crash_in_send(stage: Stage) -> None:
 
 
 def lose_in_broker(stage: Stage) -> None:
-    """Acknowledged to the producer, deleted in the broker before any group was given it."""
+    """Acknowledged to the producer, gone from the broker before any group was given it."""
     stage.drained(DRAIN_SECONDS)
-    for group in stage.groups.values():
-        group.pause()
-    ids = stage.producers["shop_a"].make("orders", BURST, tell=True)
-    stage.broker_faults.lose("lost_in_broker", "orders", ids, LOST)
-    for group in stage.groups.values():
-        group.resume()
+    with stage.nobody_receives():
+        stage.broker_faults.lose("orders", stage.maker("shop_a", "orders"), BURST, LOST)
 
 
 def move_offset(stage: Stage) -> None:
-    """One group is set past messages that it was never given; the other one gets them."""
+    """One group will never be given some messages; the other one gets them."""
     stage.drained(DRAIN_SECONDS)
-    stage.groups["shipping"].pause()
-    ids = stage.producers["shop_b"].make("orders", BURST, tell=True)
-    stage.broker_faults.move_offset("offset_moved", "orders", "shipping", ids, SKIPPED)
-    stage.groups["shipping"].resume()
+    with stage.nobody_receives("shipping"):
+        stage.broker_faults.skip("orders", "shipping", stage.maker("shop_b", "orders"), BURST, SKIPPED)
+
+
+def remove_files(stage: Stage) -> None:
+    """The broker's retention removes what no group has been given yet."""
+    stage.drained(DRAIN_SECONDS)
+    with stage.nobody_receives():
+        stage.broker_faults.remove_by_retention("orders", stage.maker("shop_a", "orders"), EXPIRED)
 
 
 def break_rows(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""One embedded system over one folder: PostgreSQL with its databases, a Valkey for the broker, one for leases, Airflow.
+"""One embedded system over one folder: PostgreSQL with its databases, a broker (Valkey), a Valkey for leases, Airflow.
 
 Ports and passwords are kept in `state.json` (0600), so that stopping and starting again loses nothing. Run
 as a module it is `make up`, `make down` and `make status`.
@@ -10,13 +10,15 @@ import json
 import os
 import secrets
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from backstop.errors import BackstopError, ConfigurationError
 from backstop.local.airflow import Airflow
+from backstop.local.broker_faults.protocol import BrokerServer
+from backstop.local.broker_kinds import EMBEDDED, KINDS
 from backstop.local.ports import LOOPBACK, free_port, is_taken
 from backstop.local.postgres import Postgres
 from backstop.local.private_file import write_private
@@ -49,6 +51,7 @@ class State:
 
     ports: dict[str, int] = field(default_factory=dict)
     passwords: dict[str, str] = field(default_factory=dict)
+    broker: str = EMBEDDED
 
     @classmethod
     def load(cls, path: Path) -> "State":
@@ -61,7 +64,7 @@ class State:
         return state
 
     def save(self, path: Path) -> None:
-        write_private(path, json.dumps({"ports": self.ports, "passwords": self.passwords}, indent=2))
+        write_private(path, json.dumps(asdict(self), indent=2))
 
 
 class Platform:
@@ -69,21 +72,24 @@ class Platform:
 
     `root` holds all its data. `config` is the backstop.yaml that every process of it reads. Only one
     process may
-    run a platform over a root: a second `start` raises ConfigurationError.
+    run a platform over a root: a second `start` raises ConfigurationError. `broker` is a kind of backstop.yaml; None: the one
+    that the root has, or the embedded one.
     """
 
-    def __init__(self, root: Path, config: Path | None = None) -> None:
+    def __init__(self, root: Path, config: Path | None = None, broker: str | None = None) -> None:
         self.root = root.resolve()
         self.config = (config or PROJECT / "backstop.yaml").resolve()
         self.root.mkdir(parents=True, exist_ok=True)
         self._turn: IO[str] | None = None
+        self._asked = broker
         self._load()
 
     def _load(self) -> None:
         self._state = State.load(self.root / "state.json")
         ports = self._state.ports
         self.postgres = Postgres(self.root / "postgres", ports["postgres"])
-        self.valkey = Valkey(self.root / "valkey", ports["valkey"])
+        self.broker_kind = self._state.broker = self._asked or self._state.broker
+        self.broker: BrokerServer = KINDS[self.broker_kind].make_server(self.root, ports["valkey"])
         # Apart from the broker, because it may be flushed at any time: the database knows everything that it knows.
         self.leases = Valkey(self.root / "leases", ports["leases"], durable=False)
         self.airflow = Airflow(
@@ -115,7 +121,7 @@ class Platform:
             for database, password in self._state.passwords.items():
                 self.postgres.create_role(database, password)
                 self.postgres.create_database(database, database)
-            self.valkey.start()
+            self.broker.start()
             self.leases.start()
             prepare(self)
             if airflow:
@@ -130,7 +136,7 @@ class Platform:
         try:
             self.airflow.stop()
             self.leases.stop()
-            self.valkey.stop()
+            self.broker.stop()
             self.postgres.stop()
         finally:
             if self._turn is not None:
@@ -146,7 +152,7 @@ class Platform:
         """Connection id -> URI: postgresql:// for the databases, redis:// for the broker and the leases. They hold
         passwords."""
         databases = {f"backstop_{name}": self.dsn(name) for name in BACKSTOP_DATABASES}
-        return {**databases, "backstop_broker": self.valkey.url(), "backstop_leases": self.leases.url()}
+        return {**databases, "backstop_broker": self.broker.url(), "backstop_leases": self.leases.url()}
 
     def dsn(self, database: str) -> str:
         """The URI of one database as its owner."""
@@ -170,8 +176,8 @@ class Platform:
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
                 {"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}
             ),
-            "AIRFLOW_CONN_BACKSTOP_BROKER": json.dumps(redis_connection(self.valkey)),
-            "AIRFLOW_CONN_BACKSTOP_LEASES": json.dumps(redis_connection(self.leases)),
+            "AIRFLOW_CONN_BACKSTOP_BROKER": self.broker.for_airflow(),
+            "AIRFLOW_CONN_BACKSTOP_LEASES": self.leases.for_airflow(),
         }
         for name in BACKSTOP_DATABASES:
             environment[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"] = json.dumps(self._database_connection(name))
@@ -188,7 +194,7 @@ class Platform:
     def end_leftovers(self) -> None:
         """End servers over this root that outlived their supervisor. Call it only when no supervisor is
         alive."""
-        for server in (self.airflow, self.leases, self.valkey, self.postgres):
+        for server in (self.airflow, self.leases, self.broker, self.postgres):
             server.end_leftovers()
 
     def _database_connection(self, name: str) -> dict[str, Any]:
@@ -225,13 +231,6 @@ class Platform:
         if taken:
             self._state.save(self.root / "state.json")
             self._load()
-
-
-def redis_connection(server: Valkey) -> dict[str, Any]:
-    """In Airflow's form."""
-    return {
-        "conn_type": "redis", "host": LOOPBACK, "port": server.port, "password": server.password, "extra": {"db": 0},
-    }  # fmt: skip
 
 
 def carried_folder(name: str) -> Path:

@@ -16,7 +16,7 @@ DRAIN_SECONDS = lose.DRAIN_SECONDS
 
 def play(stage: Stage, messages: int) -> None:
     """Makes `messages` messages in all, and every fault."""
-    ordinary = max(0, messages - counted())
+    ordinary = max(0, messages - counted(stage))
     with stage.timed("traffic"):
         stage.bulk(ordinary // 2)
         stage.bulk(REFUNDS, "refunds")
@@ -27,6 +27,8 @@ def play(stage: Stage, messages: int) -> None:
         lose.crash_in_send(stage)
         lose.lose_in_broker(stage)
         lose.move_offset(stage)
+        if stage.broker_faults.removes_files:
+            lose.remove_files(stage)
         lose.break_rows(stage)
         lose.lose_many_logs(stage)
         hold_up.kill_consumers(stage)
@@ -45,6 +47,7 @@ def play(stage: Stage, messages: int) -> None:
         stage.drained(DRAIN_SECONDS)
 
 
-def counted() -> int:
+def counted(stage: Stage) -> int:
     """How many messages the faults need."""
-    return REFUNDS + lose.MESSAGES + hold_up.MESSAGES + die.MESSAGES
+    removed = lose.EXPIRED if stage.broker_faults.removes_files else 0
+    return REFUNDS + lose.MESSAGES + removed + hold_up.MESSAGES + die.MESSAGES

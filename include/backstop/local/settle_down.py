@@ -32,7 +32,8 @@ def still_open(stage: Stage, person: AnsweringPerson) -> dict[str, int]:
         [(number,)] = change(stage.control, statement, (list(ANSWERED),) if "%s" in statement else ())
         if number:
             found[name] = int(number)
-    if letters := stage.gravedigger.unread((topic, group) for topic, groups in stage.topics.items() for group in groups):
+    pairs = ((topic, group) for topic, groups in stage.topics.items() for group in groups)
+    if letters := stage.broker_faults.letters_waiting(pairs):
         found["dead letters in the broker"] = letters
     return found
 

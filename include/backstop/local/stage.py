@@ -14,9 +14,10 @@ from typing import Any
 from backstop.config.load import load
 from backstop.config.settings import GroupSettings
 from backstop.errors import ConfigurationError
-from backstop.local.bury import Gravedigger
+from backstop.local.broker_faults.protocol import FaultTools, Make
+from backstop.local.broker_kinds import KINDS
 from backstop.local.conditions import Conditions
-from backstop.local.faults import BrokerFaults, change
+from backstop.local.faults import change
 from backstop.local.ledger import Key, Ledger
 from backstop.local.platform import Platform
 from backstop.local.private_file import write_private
@@ -25,7 +26,6 @@ from backstop.local.workers import ConsumerGroup, ProducerProcess, demo_broken
 from backstop.named_sql import load as load_sql
 
 _SQL = load_sql("backstop.local", "business.sql")
-BROKER = "embedded"
 
 
 def lease_redis(group: GroupSettings) -> str:
@@ -49,15 +49,12 @@ class Stage:
         self.folder = folder
         self.ledger = Ledger(folder / "ledger")
         self.seconds: dict[str, float] = {}
-        self.broker_faults = BrokerFaults(self.urls["backstop_broker"], self.ledger)
-        self.gravedigger = Gravedigger(self.urls["backstop_broker"], self.ledger)
         self.conditions = Conditions(folder / "conditions")
         self.received = folder / "received"
         """Where the messages of alerts are kept that came (receive_alerts.py)."""
         processes = folder / "processes"
         processes.mkdir(parents=True, exist_ok=True)
-        broker = self.urls["backstop_broker"]
-        shared = self._shared(seed)
+        broker = platform.broker.for_duties()
         self.shards = {name: self.urls[shard.connection] for name, shard in self.settings.producers.items()}
         self.stores = {
             group: self.urls[self.settings.consumers[settings.store].connection]
@@ -66,6 +63,10 @@ class Stage:
         self.leases = {group: self.urls[lease_redis(settings)] for group, settings in self.settings.groups.items()}
         self.topics = {topic: list(self.settings.groups_of(topic)) for topic in self.settings.topics}
         self.control = self.urls[self.settings.control]
+        [self._broker_name] = self.settings.brokers
+        tools = FaultTools(self.ledger, self.shards, self.topics)
+        self.broker_faults = KINDS[platform.broker_kind].open_faults(platform.broker, tools)
+        shared = self._shared(seed)
         self.producers = {
             shard: ProducerProcess(
                 f"producer-{shard}",
@@ -73,7 +74,7 @@ class Stage:
             )
             for shard, url in self.shards.items()
         }  # fmt: skip
-        consumers_broker = self.broker_faults.consumers_login()
+        consumers_broker = self.broker_faults.consumers_url()
         self.groups = {
             group: ConsumerGroup(
                 group,
@@ -96,12 +97,8 @@ class Stage:
         return {
             "seed": seed,
             "ledger": str(self.folder / "ledger"),
-            "broker_name": BROKER,
-            # A producer gives up a send before the time is over in which Backstop takes it for under way.
-            "broker_options": {
-                **self.settings.brokers[BROKER].options,
-                "send_timeout": policy.max_send_duration.total_seconds(),
-            },
+            "broker_name": self._broker_name,
+            "config": str(self.platform.config),
             "policy": {name: getattr(policy, name).total_seconds() for name in named},
         }  # fmt: skip
 
@@ -138,13 +135,31 @@ class Stage:
         for group in self.groups.values():
             group.stop()
         self.broker_faults.close()
-        self.gravedigger.close()
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         started = monotonic()
         yield
         self.seconds[phase] = round(self.seconds.get(phase, 0.0) + monotonic() - started, 1)
+
+    def maker(self, shard: str, topic: str) -> Make:
+        """What has so many messages of a topic made and sent, and tells their ids."""
+        return lambda count: self.producers[shard].make(topic, count, tell=True)
+
+    @contextmanager
+    def nobody_receives(self, *groups: str) -> Iterator[None]:
+        """The workers of these groups (by default all) stand still meanwhile, and the broker hands them nothing."""
+        wanted = [self.groups[group] for group in groups or self.groups]
+        leave = self.broker_faults.frozen_get_messages
+        for group in wanted:
+            group.leave() if leave else group.pause()
+        yield
+        for group in wanted:
+            group.come_back() if leave else group.resume()
+
+    def frozen(self) -> list[int]:
+        """The process ids of workers that stand still."""
+        return [pid for group in self.groups.values() for pid in group.frozen()]
 
     def bulk(self, count: int, topic: str = "orders") -> None:
         """Ordinary messages, both shards at once."""
@@ -193,7 +208,7 @@ class Stage:
                 raise demo_broken(group.broken, "Read its log in build/demo/processes.")
         for server, alive in (
             ("PostgreSQL", self.platform.postgres.running),
-            ("Valkey", self.platform.valkey.running),
+            (self.platform.broker.name, self.platform.broker.running),
             ("The Valkey of the leases", self.platform.leases.running),
         ):
             if not alive:

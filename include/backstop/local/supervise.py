@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from backstop.local.airflow import Airflow
+from backstop.local.broker_faults.protocol import BrokerServer
 from backstop.local.child import POLL_SECONDS, LocalServerError, wait_until_gone
 from backstop.local.platform import Platform
 from backstop.local.postgres import Postgres
@@ -98,15 +99,15 @@ def supervise(root: Path, config: Path | None) -> int:
             "Airflow": platform.airflow.url,
             "login": f"admin / {platform.airflow.password}",
             "PostgreSQL": f"127.0.0.1:{platform.postgres.port}",
-            "Valkey": f"127.0.0.1:{platform.valkey.port}",
+            platform.broker.name: f"127.0.0.1:{platform.broker.port}",
             "leases": f"127.0.0.1:{platform.leases.port}",
             "passwords": str(root / "state.json"),
             "supervisor": f"process {os.getpid()}",
         }
         write_private(root / "ready.json", json.dumps(facts))
-        servers: dict[str, Postgres | Valkey | Airflow] = {
+        servers: dict[str, Postgres | BrokerServer | Valkey | Airflow] = {
             "PostgreSQL": platform.postgres,
-            "Valkey": platform.valkey,
+            platform.broker.name: platform.broker,
             "The Valkey of the leases": platform.leases,
             "Airflow": platform.airflow,
         }

@@ -18,14 +18,13 @@ from typing import Any
 
 import psycopg2
 
-from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Consumer, Work, run_until_signal
 from backstop.leases.front import Front
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.local.demand import Demands
 from backstop.local.ledger import Ledger
 from backstop.local.mishap import Mishaps
-from backstop.local.traffic_producer import broker_options
+from backstop.local.own_broker import own_broker
 from backstop.named_sql import load
 from backstop.records import Message
 
@@ -65,9 +64,9 @@ def main(arguments: list[str]) -> int:
     group, worker = places["group"], places["worker"]
     lease, retry_after = (timedelta(seconds=places["policy"][name]) for name in ("lease", "retry_after"))
     orders, conditions = (Path(places[name]) if name in places else None for name in ("orders", "conditions"))
-    ledger, options = Ledger(Path(places["ledger"])), broker_options(places)
-    demands = Demands(group, ledger, conditions, options["delivery_limit"])
-    with RedisStreams(places["broker"], **options) as broker:
+    ledger = Ledger(Path(places["ledger"]))
+    with own_broker(places) as broker:
+        demands = Demands(group, ledger, conditions, broker.capabilities.delivery_limit)
         subscription = broker.subscribe(group, places["topics"], worker)
         consumer = Consumer(
             subscription,

@@ -19,8 +19,7 @@ from typing import Any
 
 import psycopg2
 
-from backstop.brokers.protocol import Receipt
-from backstop.brokers.redis_streams import RedisStreams
+from backstop.brokers.protocol import Broker, Receipt
 from backstop.client import (
     KeptConnection,
     NewMessage,
@@ -31,8 +30,9 @@ from backstop.client import (
     send_many,
 )
 from backstop.local.ledger import Key, Ledger
+from backstop.local.own_broker import own_broker
 from backstop.named_sql import load
-from backstop.records import Message
+from backstop.records import Message, Outcome
 
 _SQL = load("backstop.local", "business.sql")
 ODD = "£%:{}'\"é漢"
@@ -69,12 +69,12 @@ class Order:
 class DyingBroker:
     """Publishes, writes down what is out, and kills its own process before anybody can note the answer."""
 
-    def __init__(self, broker: RedisStreams, ledger: Ledger, fault: str) -> None:
+    def __init__(self, broker: Broker, ledger: Ledger, fault: str) -> None:
         self._broker, self._ledger, self._fault = broker, ledger, fault
 
     def publish(self, messages: Sequence[Message], *, group: str | None = None) -> list[Receipt]:
         receipts = self._broker.publish(messages, group=group)
-        out = [message.key for message, receipt in zip(messages, receipts, strict=True) if receipt.position]
+        out = [message.key for message, receipt in zip(messages, receipts, strict=True) if receipt.outcome is Outcome.SENT]
         self._ledger.append(self._fault, out)
         os.kill(os.getpid(), signal.SIGKILL)
         return receipts
@@ -93,7 +93,7 @@ class Producer:
         self._random = random.Random(f"{places['seed']} {self._shard}")
         self._business = psycopg2.connect(places["database"], connect_timeout=10)
         self._settling = KeptConnection(self._connect, "producer database")
-        self._broker = RedisStreams(places["broker"], **broker_options(places))
+        self._broker = own_broker(places)
         with self._business, self._business.cursor() as cursor:
             cursor.execute(_SQL["last_number"])
             [(last,)] = cursor.fetchall()
@@ -159,14 +159,6 @@ class Producer:
 
     def _id(self, number: int) -> str:
         return f"{self._shard}-{number}{ODD if number % 50 == 7 else ''}"
-
-
-def broker_options(places: dict[str, Any]) -> dict[str, Any]:
-    """The adapter's settings of backstop.yaml, for a program that does not read it."""
-    options = dict(places["broker_options"])
-    return {
-        name: timedelta(seconds=value) if name in ("visibility", "send_timeout") else value for name, value in options.items()
-    }
 
 
 def orders() -> Iterator[Order]:

@@ -2,6 +2,7 @@
 default."""
 
 import importlib.util
+import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,11 +55,12 @@ class Valkey:
         durable: bool = True,
         wrap: Sequence[str] = (),
     ) -> None:
+        self.name = "Valkey"
         self.directory = directory.resolve()
         self.port = port if port is not None else free_port()
         self._appendfsync, self._durable = appendfsync, durable
         self._wrap = tuple(wrap)
-        self._child = Child("Valkey", self.directory / "server.log")
+        self._child = Child(self.name, self.directory / "server.log")
 
     def __enter__(self) -> Self:
         self.start()
@@ -114,6 +116,15 @@ class Valkey:
     def restart(self) -> None:
         self.stop()
         self.start()
+
+    def for_duties(self) -> str:
+        return self.url()
+
+    def for_airflow(self) -> str:
+        """The connection in Airflow's JSON form."""
+        return json.dumps(
+            {"conn_type": "redis", "host": LOOPBACK, "port": self.port, "password": self.password, "extra": {"db": 0}}
+        )
 
     def url(self, database: int = 0) -> str:
         return f"redis://:{quote(self.password, '')}@{LOOPBACK}:{self.port}/{database}"

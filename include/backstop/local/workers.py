@@ -89,6 +89,10 @@ class Worker:
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
+    def frozen(self) -> int | None:
+        """Its process id while it stands still, every thread of it."""
+        return self.process.pid if self.ended() is None and self._state() == "T" else None
+
     def stop(self) -> None:
         """Asks it to finish what it has in hand, and kills what does not end in time."""
         if self._process is None:
@@ -175,6 +179,7 @@ class ConsumerGroup:
         self._turn = threading.Lock()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self.broken: str | None = None
+        self._away = False
 
     def start(self) -> None:
         for worker in self.workers:
@@ -188,6 +193,22 @@ class ConsumerGroup:
     def resume(self) -> None:
         with self._turn:
             self._each(Worker.resume)
+
+    def leave(self) -> None:
+        """Every worker ends in order: nobody of the group is there."""
+        with self._turn:
+            self._away = True
+            self._each(Worker.stop)
+
+    def come_back(self) -> None:
+        with self._turn:
+            self._each(Worker.start)
+            self._away = False
+
+    def frozen(self) -> list[int]:
+        """The process ids of workers that stand still."""
+        with self._turn:
+            return [pid for worker in self.workers if (pid := worker.frozen()) is not None]
 
     def stop(self) -> None:
         self._watching.set()
@@ -206,7 +227,7 @@ class ConsumerGroup:
     def _watch(self) -> None:
         while not self._watching.wait(POLL_SECONDS):
             with self._turn:
-                for worker in self.workers:
+                for worker in self.workers if not self._away else ():
                     code = worker.ended()
                     if code is None:
                         continue

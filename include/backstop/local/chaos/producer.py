@@ -16,10 +16,10 @@ from typing import Any
 
 import psycopg2
 
-from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import KeptConnection, NewMessage, Recorded, SendPolicy, record_many, send_many
 from backstop.errors import Unavailable
-from backstop.local.traffic_producer import ODD, broker_options
+from backstop.local.own_broker import own_broker
+from backstop.local.traffic_producer import ODD
 from backstop.named_sql import load
 from backstop.records import Counts
 from backstop.runs.watch_parent import watch_parent
@@ -36,7 +36,7 @@ class Producer:
         self._places = places
         self._business: Any = None
         self._settling = KeptConnection(self._connect, "producer database")
-        self._broker = RedisStreams(places["broker"], **broker_options(places))
+        self._broker = own_broker(places)
         policy = places["policy"]
         self._policy = SendPolicy(
             first_check=timedelta(seconds=policy["first_check"]),

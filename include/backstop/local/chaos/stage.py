@@ -15,13 +15,14 @@ from urllib.parse import urlsplit, urlunsplit
 import yaml
 
 from backstop.config.load import load
+from backstop.local.broker_faults.redis_streams import RedisStreamsFaults
 from backstop.local.chaos.duty import READY
 from backstop.local.chaos.keep_running import Kept
 from backstop.local.chaos.record import Record
 from backstop.local.chaos.schedule import CONSUMERS, DUTIES, LINKS, SERVERS
 from backstop.local.chaos.servers import HOLDS, databases, make_servers
 from backstop.local.chaos.tcp_proxy import Proxy
-from backstop.local.faults import BrokerFaults, change
+from backstop.local.faults import change
 from backstop.local.ledger import Ledger
 from backstop.local.platform import PROJECT
 from backstop.local.ports import LOOPBACK
@@ -108,7 +109,7 @@ class Stage:
         for group in ("billing", "shipping"):
             change(self.urls[group], _SQL["make_effect"], ())
             change(self.urls[group], _SQL["index_effect"], ())
-        self.broker_faults = BrokerFaults(self.broker_url, self.ledger)
+        self.broker_faults = RedisStreamsFaults(self.broker_url, self.ledger)
         for link in LINKS:
             self.proxy.add(link, self.servers[link.partition(" to ")[2]].port)
         self._every = dict(every or {})
@@ -162,10 +163,7 @@ class Stage:
         policy = self.settings.policy_for(None)
         named = ("first_check", "attempt_timeout", "max_send_duration", "lease", "retry_after")
         shared = {
-            "ledger": str(self.ledger.folder), "broker_name": BROKER,
-            "broker_options": {
-                **self.settings.brokers[BROKER].options, "send_timeout": policy.max_send_duration.total_seconds(),
-            },
+            "ledger": str(self.ledger.folder), "broker_name": BROKER, "config": str(self.config),
             "policy": {name: getattr(policy, name).total_seconds() for name in named},
             "topics": list(self.settings.topics),
         }  # fmt: skip

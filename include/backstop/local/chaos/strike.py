@@ -12,6 +12,7 @@ import psycopg2
 import redis
 
 from backstop.errors import BackstopError
+from backstop.local.broker_faults.protocol import LOST
 from backstop.local.chaos.schedule import CONSUMERS, Fault
 from backstop.local.chaos.servers import signal_if_there
 from backstop.local.chaos.stage import Stage
@@ -132,7 +133,7 @@ def lose_messages(stage: Stage, fault: Fault, over: threading.Event, facts: dict
         for topic in stage.settings.topics:
             ids = stage.broker_faults.undelivered(topic)
             if ids:
-                lost += len(stage.broker_faults.lose("lost_in_broker", topic, ids, LOST_AT_MOST))
+                lost += len(stage.broker_faults.delete_undelivered(LOST, topic, ids, LOST_AT_MOST))
         facts["lost"] = lost
     except (BackstopError, redis.RedisError) as error:
         facts["says"] = str(error)  # the broker is down at this moment, or everything was delivered: nothing is lost

@@ -15,13 +15,15 @@ ENDS = {
     "suppressed_undone": BY_MACHINE,
     "dependency_down": BY_MACHINE,
     "message_expired": BY_PERSON,
+    "given_up_done": PROVED,
+    "given_up_undone": BY_PERSON,
     "not_json": GIVEN_UP,
     "field_missing": EDITED,
     "rule_refused": BY_PERSON,
 }
 """What each fault must come to."""
 REPLAYED = (BY_MACHINE, BY_PERSON, EDITED)
-OF_ONE_CAUSE = ("message_expired", "not_json", "field_missing", "rule_refused")
+OF_ONE_CAUSE = ("message_expired", "given_up_undone", "not_json", "field_missing", "rule_refused")
 """One case for each of these and each group, and nothing else in it."""
 
 

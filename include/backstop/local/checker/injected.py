@@ -44,8 +44,10 @@ def is_found(books: Books, fault: str, lines: list[dict[str, Any]], key: Key, gr
             return "UNSENT" in verdicts
         case "crash_in_send":
             return statuses == {"confirmed"}
-        case "lost_in_broker" | "offset_moved":
+        case "lost_in_broker" | "offset_moved" | "taken_out":
             return "LOST" in verdicts
+        case "files_removed":
+            return ("LOST", "expired_in_broker") in seen
         case "consumer_killed" | "lease_killed":
             return group is not None and key in books.taken_over[group]
         case "worker_woken_late":

@@ -1,0 +1,1 @@
+"""What the demo does to each kind of broker behind everybody's back: one protocol (protocol.py), one file a broker."""
