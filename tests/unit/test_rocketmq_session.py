@@ -386,14 +386,12 @@ def test_a_pool_asks_several_servers_at_once_and_one_that_is_silent_takes_nothin
 def test_a_pool_uses_a_connection_again_and_never_one_that_is_over_or_has_something_on_its_way(
     peer: Callable[[Script], Peer]
 ) -> None:
-    hang_up = threading.Event()
-
     def until_told(server: Peer, connection: socket.socket) -> None:
         for command in server.requests(connection):
             if command.body == b"never":
                 continue
             connection.sendall(answer(command))
-            if hang_up.is_set():
+            if command.body == b"last":
                 return
 
     server = peer(until_told)
@@ -405,9 +403,8 @@ def test_a_pool_uses_a_connection_again_and_never_one_that_is_over_or_has_someth
         pool.ask(server.to, Request(1, {}, b"never"), soon(0.1))
     assert pool.ask(server.to, Request(1), soon(LONG)).code == 0
     assert server.connections == 2
-    hang_up.set()
-    pool.ask(server.to, Request(1), soon(LONG))
-    hang_up.clear()
+    pool.ask(server.to, Request(1, {}, b"last"), soon(LONG))
+    wait_until(server.left.is_set)
     for _ in range(20):
         assert pool.ask(server.to, Request(1), soon(LONG)).code == 0
     assert server.connections == 3
