@@ -50,6 +50,8 @@ class Capabilities:
     """A delivery that ended with its consumer's death counts; else only that there was one is told."""
     redelivers_to_any: bool = True
     """A message handed back may come to any consumer of the group; else to the same one, until that one ends."""
+    tells_holders: bool = False
+    """It knows which consumers a group has now, and these tell which queues they hold and have locked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,19 @@ class GroupPosition:
     passed_until: datetime
     pending: int
     """Messages delivered and not yet acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A queue in the hands of one consumer of a group, by the consumer's own word."""
+
+    consumer: str
+    queue_id: int | None
+    """Null: a consumer that is connected and does not tell what it holds."""
+    locked: bool = False
+    """It holds the queue's lock, so that its messages go to nobody else (ordered groups)."""
+    locked_at: datetime | None = None
+    """When it last renewed the lock, by its own clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +192,11 @@ class Broker(Protocol):
 
     def retry_pending(self, topic: str, group: str) -> int:
         """Messages that wait for this group outside the topic's own queues."""
+        ...
+
+    def holders(self, topic: str, group: str) -> list[Holder]:
+        """Which consumer of the group has which queue now (capability tells_holders; else empty). A look at others: nothing is
+        decided by it, and a consumer that does not answer soon is one that does not tell."""
         ...
 
     def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:

@@ -21,6 +21,7 @@ from backstop.brokers.protocol import (
     DeadLetterRef,
     Finding,
     GroupPosition,
+    Holder,
     ProgressMeans,
     QueueState,
     Receipt,
@@ -146,6 +147,9 @@ class ActiveMQ:
     def retry_pending(self, topic: str, group: str) -> int:
         """What waits in the broker's scheduler, of whatever group: it does not tell whose. 0 where clients redeliver."""
         return self._looker.scheduled() if self._redelivery == "broker" else 0
+
+    def holders(self, topic: str, group: str) -> list[Holder]:
+        return []
 
     def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
         return iter(self._looker.dead_letters(group))

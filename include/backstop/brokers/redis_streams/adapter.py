@@ -12,6 +12,7 @@ from backstop.brokers.protocol import (
     DeadLetterRef,
     Finding,
     GroupPosition,
+    Holder,
     ProgressMeans,
     QueueState,
     Receipt,
@@ -141,6 +142,9 @@ class RedisStreams:
         return {
             p.queue_id: max(0, states[p.queue_id] - p.next_offset) for p in positions if p.queue_id in states
         }
+
+    def holders(self, topic: str, group: str) -> list[Holder]:
+        return []
 
     def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
         return self._looker.dead_letters(group)

@@ -12,6 +12,7 @@ from backstop.brokers.protocol import (
     DeadLetterRef,
     Finding,
     GroupPosition,
+    Holder,
     ProgressMeans,
     QueueState,
     Receipt,
@@ -21,6 +22,7 @@ from backstop.brokers.rocketmq.address import Address
 from backstop.brokers.rocketmq.create import Creator
 from backstop.brokers.rocketmq.drain import DRAIN_GROUP, Drain, RocketMQLetters
 from backstop.brokers.rocketmq.hold_against import WantedTopic
+from backstop.brokers.rocketmq.locks import holders
 from backstop.brokers.rocketmq.look import Looker
 from backstop.brokers.rocketmq.measure_durability import Surveyor
 from backstop.brokers.rocketmq.pool import Pool
@@ -122,6 +124,7 @@ class RocketMQ:
             can_delay_redelivery=True,
             counts_deaths=False,
             redelivers_to_any=False,
+            tells_holders=True,
         )
 
     def clock(self) -> datetime:
@@ -142,6 +145,9 @@ class RocketMQ:
 
     def retry_pending(self, topic: str, group: str) -> int:
         return self._retries.pending(topic, group)
+
+    def holders(self, topic: str, group: str) -> list[Holder]:
+        return holders(self._pool, self._looker, self._routes.brokers, topic, group, seconds=self._seconds)
 
     def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
         return self._drain.letters(group)
