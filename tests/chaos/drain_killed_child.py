@@ -1,4 +1,4 @@
-"""Drains and is killed at an arrow: `drain_killed_child.py CASE.json`, from test_drain_kills.py."""
+"""Drains and is killed at an arrow: `drain_killed_child.py CASE.json`, from test_drain_kills.py and test_rocketmq_letters.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backstop.brokers.protocol import DeadLetter
+from backstop.brokers.protocol import DeadLetter, DeadLetterReader
 from backstop.brokers.redis_streams.drain import RedisDeadLetters
+from backstop.brokers.rocketmq.drain import RocketMQLetters
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters import drain as subject
@@ -21,7 +22,8 @@ from backstop.runs.run import find
 
 case = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 boundary, pages = case["boundary"], iter(range(1, 1000))
-copy, store, acknowledge, finish = store_page._copy, subject.store_page, RedisDeadLetters.acknowledge, subject._finish
+Reader: Any = RocketMQLetters if case.get("reader") == "rocketmq" else RedisDeadLetters
+copy, store, acknowledge, finish = store_page._copy, subject.store_page, Reader.acknowledge, subject._finish
 
 
 def die() -> None:
@@ -46,13 +48,13 @@ def dies_after_the_commit(*arguments: Any) -> Any:
     return page
 
 
-def dies_half_way_through_an_acknowledgement(reader: RedisDeadLetters, letters: Sequence[DeadLetter]) -> None:
+def dies_half_way_through_an_acknowledgement(reader: DeadLetterReader, letters: Sequence[DeadLetter]) -> None:
     acknowledge(reader, letters[: len(letters) // 2])
     at_the_third_page()
     acknowledge(reader, letters[len(letters) // 2 :])
 
 
-def dies_after_the_acknowledgement(reader: RedisDeadLetters, letters: Sequence[DeadLetter]) -> None:
+def dies_after_the_acknowledgement(reader: DeadLetterReader, letters: Sequence[DeadLetter]) -> None:
     acknowledge(reader, letters)
     at_the_third_page()
 
@@ -68,9 +70,9 @@ if boundary == "inside the transaction":
 elif boundary == "after the commit":
     subject.store_page = dies_after_the_commit
 elif boundary == "half way through an acknowledgement":
-    RedisDeadLetters.acknowledge = dies_half_way_through_an_acknowledgement  # type: ignore[method-assign]
+    Reader.acknowledge = dies_half_way_through_an_acknowledgement
 elif boundary == "after the acknowledgement":
-    RedisDeadLetters.acknowledge = dies_after_the_acknowledgement  # type: ignore[method-assign]
+    Reader.acknowledge = dies_after_the_acknowledgement
 elif boundary == "before the mark":
     subject._finish = dies_before_the_mark
 settings, connections = Settings.model_validate(case["settings"]), Connections(resolver=case["urls"].get)

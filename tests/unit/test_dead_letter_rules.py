@@ -63,6 +63,7 @@ TABLE: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "backstop-away": ((E, "StoreUnavailable: the database did not answer"), (E, "the store is closed")),
     "no-space": ((E, "OSError: [Errno 28] No space left on device"), (E, "no space left in the title")),
     "embedded-limit": ((C, "delivery limit"), (E, "delivery limit")),
+    "rocketmq-limit": ((C, "reconsumed 17 times"), (C, "reconsumed 1 times")),
     "activemq-limit": ((C, f"{ACTIVEMQ}, cause:null"), (C, f"{ACTIVEMQ}, cause:java.lang.Exception: boom")),
     "other-limits": ((C, "maxReceiveCount exceeded"), (E, "maximum delivery attempts reached")),
     "busy": ((E, "Busy: held by another worker"), (E, "Busybody")),

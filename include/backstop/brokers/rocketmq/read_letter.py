@@ -66,6 +66,8 @@ def read_letter(queue: str, broker: str, group: str, stored: Stored, position: P
         queue=queue, broker_id=broker_id_of(broker, stored), group=group, topic=topic, message_id=message_id,
         content=stored.body if stored.content is None else stored.content, headers=_as_json(headers),
         properties=_brokers(stored),
+        # All that it tells of why: a consumer gave it up at once (1), or it came again to the limit.
+        cause=f"reconsumed {stored.reconsume_times} times" if stored.reconsume_times else "",
         # The broker counts when it gives up, so that the last delivery is counted too.
         deliveries=stored.reconsume_times or None,
         position=position, tag=tag_of(stored.properties), partition_key=partition_key_of(stored.properties),
