@@ -279,7 +279,7 @@ class RocketMQUnderTest:
     def another(self, url: str | None = None, **options: Any) -> RocketMQ:
         settings = {
             "delivery_limit": DELIVERY_LIMIT, "send_timeout": SEND_TIMEOUT, "connect_timeout": timedelta(seconds=1),
-            "answer_timeout": timedelta(seconds=5), "delay_levels": self.server.settings["messageDelayLevel"],
+            "answer_timeout": timedelta(seconds=20), "delay_levels": self.server.settings["messageDelayLevel"],
         }  # fmt: skip
         broker = RocketMQ(url or self.server.url(), **{**settings, **options})
         self._open.append(broker)

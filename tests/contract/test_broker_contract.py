@@ -421,35 +421,39 @@ class TestLooking:
         if not adapter.broker.capabilities.has_offsets:
             return
 
-        def state() -> tuple[int, int]:
+        known = adapter.broker.capabilities.knows_pending
+
+        def is_at(next_offset: int, pending: int) -> bool:
             [position] = adapter.broker.progress(topic, group)
-            return position.next_offset, position.pending
+            return (position.next_offset, position.pending) == (next_offset, pending if known else 0)
 
         adapter.broker.publish(messages(topic, 5))
-        assert state() == (0, 0)
+        assert is_at(0, 0)
         subscription = adapter.subscribe(group, [topic], "c1")
         got = receive(subscription, 5)
-        assert state() == (0, 5)
+        assert is_at(0, 5)
         subscription.acknowledge(got[2:])
-        assert state() == (0, 2), "acknowledged out of order: the lowest still holds it back"
+        assert is_at(0, 2), "acknowledged out of order: the lowest still holds it back"
         subscription.acknowledge([got[0]])
-        assert state() == (1, 1)
+        assert is_at(1, 1)
         subscription.acknowledge([got[1], got[0]])
-        assert state() == (5, 0), "and acknowledging twice is acknowledging once"
+        assert is_at(5, 0), "and acknowledging twice is acknowledging once"
         adapter.broker.publish(messages(topic, 1))
-        assert state() == (5, 0)
+        assert is_at(5, 0)
 
     def test_progress_never_passes_a_message_that_is_not_acknowledged(
         self, adapter: UnderTest, topic: str, group: str, receive: Receive
     ) -> None:
-        """Received, handed back, held, redelivered, abandoned: until it is done or a dead letter."""
+        """Received, handed back, held, redelivered, abandoned: until it is done or a dead letter. Or, where failures wait in
+        a queue of their own, that queue has it."""
         adapter.broker.publish([Message(topic, "m", b"")])
         passes: list[bool] = []
         stored_by = adapter.broker.clock()
 
         def look() -> None:
             [position] = adapter.broker.progress(topic, group)
-            passes.append(position.next_offset > 0 or position.passed_until > stored_by)
+            waits = adapter.broker.capabilities.has_retry_queues and adapter.broker.retry_pending(topic, group) > 0
+            passes.append(not waits and (position.next_offset > 0 or position.passed_until > stored_by))
 
         first, second = adapter.subscribe(group, [topic], "c1"), adapter.subscribe(group, [topic], "c2")
         [got] = receive(first, 1)
@@ -536,7 +540,7 @@ class TestLooking:
     def test_deleted_messages_do_not_hold_progress_or_time_back(
         self, adapter: UnderTest, topic: str, group: str, receive: Receive
     ) -> None:
-        if not adapter.broker.capabilities.has_time_at_offset:
+        if not (adapter.broker.capabilities.has_time_at_offset and adapter.deletes_one):
             return
         for number in range(4):
             adapter.broker.publish(messages(topic, 1, start=number))
@@ -565,7 +569,7 @@ class TestLooking:
     def test_a_message_deleted_while_in_flight_is_passed_when_its_consumer_is_gone(
         self, adapter: UnderTest, topic: str, group: str, receive: Receive
     ) -> None:
-        if not adapter.broker.capabilities.has_offsets:
+        if not (adapter.broker.capabilities.has_offsets and adapter.deletes_one):
             return
         adapter.broker.publish(messages(topic, 2))
         first = adapter.subscribe(group, [topic], "c1")
@@ -705,8 +709,9 @@ class TestReceiving:
         if adapter.broker.capabilities.redelivery_delay is not None:
             assert second.fetch(10, NOTHING) == [], "not before its time"
         again = receive(second, 2)
+        count = 2 if adapter.broker.capabilities.marks_redelivered else 1
         assert [(g.message, g.position, g.deliveries) for g in again] == [
-            (held[0].message, held[0].position, 2), (held[2].message, held[2].position, 2),
+            (held[0].message, held[0].position, count), (held[2].message, held[2].position, count),
         ]  # fmt: skip
 
 

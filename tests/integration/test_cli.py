@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import psycopg2
 import pytest
 
 from backstop.brokers.open import open_broker
+from backstop.brokers.protocol import Capabilities
 from backstop.cases.open import open_case
 from backstop.cli.app import run_app
 from backstop.records import ID_HEADER, Counts, Message
@@ -320,6 +322,10 @@ def test_check_finds_everything_good_in_a_good_system(world: World, cli: Cli) ->
     for subject in ("configuration", "control", "control: schema", "shard shop_a", "shard shop_a: clock", "store billing_db",
                     "broker embedded", "broker embedded: clock", "front of billing"):  # fmt: skip
         assert subject in subjects
+    [flags] = [finding["says"] for finding in report["findings"] if finding["subject"] == "broker embedded: capabilities"]
+    assert "has_offsets yes" in flags and "has_retry_queues no" in flags and "progress_means acknowledged" in flags
+    named = {flag.split(" ", 1)[0] for flag in flags.split(", ")}
+    assert named == {field.name for field in dataclasses.fields(Capabilities)}, "every flag is told"
 
 
 def test_run_sweep_tells_in_a_dry_run_takes_back_and_refuses_a_group_that_there_is_not(world: World, cli: Cli) -> None:

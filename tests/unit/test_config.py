@@ -129,7 +129,7 @@ def test_every_wrong_value_is_named_at_once_with_path_value_and_what_is_allowed(
     assert "policy.max_sends: 0; allowed: greater than or equal to 1" in lines
     assert "policy.bakcoff_base: no such setting; allowed: backoff_base (did you mean that?)" in lines
     assert "groups.billing.progress: 'guessed'; allowed: 'acknowledged', 'logged' or 'received'" in lines
-    assert "brokers.main.kind: 'carrier_pigeon'; allowed: 'redis_streams' or 'activemq'" in lines
+    assert "brokers.main.kind: 'carrier_pigeon'; allowed: 'redis_streams', 'activemq' or 'rocketmq'" in lines
     assert len(lines) == 7
 
 
@@ -208,6 +208,34 @@ def test_a_broker_that_gives_up_before_a_lease_is_over_is_refused() -> None:
 def test_the_redelivery_horizon_covers_the_brokers_whole_retry_schedule() -> None:
     lines = refused(changed(("brokers/main/retry_schedule", "350m")))
     assert lines[0].startswith("policy.redelivery_horizon (the default): 6h; allowed: at least the broker's retry")
+
+
+def rocketmq(**changes: Any) -> dict[str, Any]:
+    return {"main": {"kind": "rocketmq", "connection": "broker", **changes}}
+
+
+def test_rocketmq_redelivers_by_its_delay_levels_without_being_told() -> None:
+    settings = from_mapping(changed(("brokers", rocketmq())))
+    assert settings.brokers["main"].redelivers_for() == timedelta(hours=4, minutes=45, seconds=40)
+    three = from_mapping(changed(("brokers", rocketmq(options={"delivery_limit": 6}))))
+    assert three.brokers["main"].redelivers_for() == timedelta(seconds=10 + 30 + 60 + 120 + 180)
+    many = from_mapping(changed(("brokers", rocketmq(options={"delivery_limit": 19})), ("policy/redelivery_horizon", "10h"),
+                                ("policy/untouched_for", "11h")))  # fmt: skip
+    assert many.brokers["main"].redelivers_for() == timedelta(hours=8, minutes=45, seconds=40), "the last level is repeated"
+
+
+def test_the_redelivery_horizon_covers_rocketmqs_levels() -> None:
+    lines = refused(changed(("brokers", rocketmq()), ("policy/redelivery_horizon", "5h")))
+    says = "policy.redelivery_horizon: 5h; allowed: at least the broker's retry schedule + consume_timeout + max_clock_skew"
+    assert lines == [f"{says} (18045s)"]
+
+
+def test_a_rocketmq_limit_that_is_over_before_a_lease_is_refused() -> None:
+    lines = refused(changed(("brokers", rocketmq(options={"delivery_limit": 3}))))
+    assert lines[1:] == [
+        "policy.lease (the default): 1m; allowed: lease + sweep_interval less than the broker's tries x delay (40s)"
+    ]
+    from_mapping(changed(("brokers", rocketmq(options={"delivery_limit": 6}))))
 
 
 def test_a_url_in_the_place_of_a_connection_is_refused_without_showing_its_password() -> None:

@@ -10,6 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from backstop.brokers.activemq import ActiveMQ
 from backstop.brokers.redis_streams import RedisStreams
+from backstop.brokers.retry_levels import DELIVERIES
+from backstop.brokers.rocketmq import RocketMQ
+from backstop.brokers.rocketmq.hold_against import WantedGroup, WantedTopic
 from backstop.config.connections import Connections
 from backstop.config.durations import parse
 from backstop.config.settings import Settings
@@ -17,17 +20,21 @@ from backstop.errors import ConfigurationError
 
 _DEFAULT_SEND = timedelta(seconds=10)
 _DURATIONS = frozenset({"visibility", "connect_timeout", "send_timeout", "answer_timeout", "retention"})
-_NUMBERS = frozenset({"delivery_limit", "max_message_bytes", "prefetch"})
+_NUMBERS = frozenset({"delivery_limit", "max_message_bytes", "prefetch", "pull_batch"})
 _OPTIONS: Final = {
     "redis_streams": {"visibility", "connect_timeout", "send_timeout", "retention", "delivery_limit", "prefix"},
     "activemq": {
         "connect_timeout", "send_timeout", "answer_timeout", "delivery_limit", "max_message_bytes", "prefetch", "send_to",
         "receive_from", "dead_letters", "redelivery",
     },
+    "rocketmq": {
+        "brokers", "connect_timeout", "send_timeout", "answer_timeout", "delivery_limit", "max_message_bytes", "drain_group",
+        "pull_batch", "delay_levels",
+    },
 }  # fmt: skip
 
 
-def open_broker(settings: Settings, connections: Connections, name: str) -> RedisStreams | ActiveMQ:
+def open_broker(settings: Settings, connections: Connections, name: str) -> RedisStreams | ActiveMQ | RocketMQ:
     """The broker `name`, not yet asked anything. ConfigurationError for an unknown name, kind or option."""
     broker = settings.brokers.get(name)
     if broker is None:
@@ -41,7 +48,28 @@ def open_broker(settings: Settings, connections: Connections, name: str) -> Redi
     url = connections.url(broker.connection)
     if broker.kind == "redis_streams":
         return RedisStreams(url, **options)
+    if broker.kind == "rocketmq":
+        return _open_rocketmq(settings, url, name, options)
     return _open_activemq(settings, url, name, options)
+
+
+def _open_rocketmq(settings: Settings, url: str, name: str, options: dict[str, Any]) -> RocketMQ:
+    """`backstop check` holds the server against what the settings reckon with, topic by topic."""
+    limit = options.get("delivery_limit", DELIVERIES)
+    wanted: dict[str, WantedTopic] = {}
+    for topic, its in settings.topics.items():
+        if its.broker != name:
+            continue
+        groups: dict[str, WantedGroup] = {}
+        for group, subscription in its.groups.items():
+            policy = settings.policy_for(topic, group)
+            room = policy.redelivery_horizon - policy.consume_timeout - policy.max_clock_skew
+            groups[group] = WantedGroup(
+                subscription.tags, acknowledged=settings.groups[group].progress == "acknowledged",
+                retries_at_most=room, retries_more_than=policy.lease + policy.sweep_interval, delivery_limit=limit,
+            )  # fmt: skip
+        wanted[topic] = WantedTopic(settings.policy_for(topic).broker_retention, groups)
+    return RocketMQ(url, wanted=wanted, **options)
 
 
 def _open_activemq(settings: Settings, url: str, name: str, options: dict[str, Any]) -> ActiveMQ:

@@ -47,9 +47,13 @@ class Capabilities:
     can_delay_redelivery: bool
     """A message handed back can come again later without spending a delivery."""
     counts_deaths: bool = True
-    """A delivery that ended with its consumer's death counts; else only that there was one is told."""
+    """A delivery that ended with its consumer's death counts; else at most that there was one is told."""
     redelivers_to_any: bool = True
     """A message handed back may come to any consumer of the group; else to the same one, until that one ends."""
+    marks_redelivered: bool = True
+    """A message that a consumer's death brought back is told from a new one; else its count is as it was."""
+    knows_pending: bool = True
+    """It knows which messages are in consumers' hands; else `pending` is 0."""
     tells_holders: bool = False
     """It knows which consumers a group has now, and these tell which queues they hold and have locked."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import typer
 from backstop.cli import context, out
 
 if TYPE_CHECKING:
-    from backstop.brokers.protocol import Finding
+    from backstop.brokers.protocol import Capabilities, Finding
     from backstop.config.connections import Connections
     from backstop.config.settings import Settings
 
@@ -118,12 +120,28 @@ def _one(subject: str, opened: Callable[[], Any], conn: Any, skew: Any, topics: 
                 f"{'within' if good else 'not within'} {skew.total_seconds():g} s of the control database's",
                 "Synchronise the servers' clocks (NTP); until then everything it takes part in is UNKNOWN.",
             )  # fmt: skip
+        if topics is not None:
+            yield Finding(f"{subject}: capabilities", True, _capabilities(source.capabilities))
         found = source.check() if topics is None else source.durability(topics)
         for finding in found:
             about = finding.subject.removeprefix(f"{subject}: ")
             yield Finding(f"{subject}: {about}", finding.good, finding.says, finding.do)
     except BackstopError as error:
         yield Finding(subject, False, error.what, error.next_step)
+
+
+def _capabilities(flags: Capabilities) -> str:
+    """Every flag with its value at this server: what the verdicts may rest on there."""
+    shown = ((flag.name, getattr(flags, flag.name)) for flag in fields(flags))
+    return ", ".join(f"{name} {_shown(value)}" for name, value in shown)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g} s"
+    return "none" if value is None else str(value)
 
 
 def _schema_of_control(settings: Settings, known: Connections) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from backstop.brokers.retry_levels import DELAY_LEVELS, DELIVERIES, parse_levels, retries_last
 from backstop.config.alerts import NOTIFY, AlertsSettings, ChannelSettings
 from backstop.config.dead_letter_rules import DeadLetterRule
 from backstop.config.durations import Duration, parse
@@ -43,14 +44,15 @@ class _Frozen(BaseModel):
 class BrokerSettings(_Frozen):
     """One broker. `options` go to its adapter."""
 
-    kind: Literal["redis_streams", "activemq"]
+    kind: Literal["redis_streams", "activemq", "rocketmq"]
     connection: ConnectionRef
     options: dict[str, int | float | str | bool] = Field(
         default={}, description="what the adapter takes, for example delivery_limit and visibility (seconds)"
     )
     retry_schedule: Duration | None = Field(
         default=None,
-        description="how long the broker goes on redelivering one message; null: delivery_limit x visibility of options",
+        description="how long the broker goes on redelivering one message; null: delivery_limit x visibility of options; "
+        "for rocketmq the sum of its delay_levels over delivery_limit",
     )
 
     def redelivers_for(self) -> timedelta | None:
@@ -58,6 +60,12 @@ class BrokerSettings(_Frozen):
         if self.retry_schedule is not None:
             return self.retry_schedule
         limit, visibility = self.options.get("delivery_limit"), self.options.get("visibility")
+        if self.kind == "rocketmq":
+            try:
+                levels = parse_levels(str(self.options.get("delay_levels", DELAY_LEVELS)))
+            except ValueError:
+                return None  # the adapter refuses it when it is opened, with the place in the file
+            return retries_last(levels, limit if isinstance(limit, int) else DELIVERIES)
         if not isinstance(limit, int) or visibility is None:
             return None
         try:

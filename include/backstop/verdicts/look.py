@@ -206,7 +206,8 @@ def _with_progress(
         # A group may call its progress acknowledged only where the broker's means that much.
         exact = declared is broker.capabilities.progress_means is ProgressMeans.ACKNOWLEDGED
         grace = timedelta(0) if exact else policy.redelivery_horizon
-    if grace == timedelta(0):
+    # What waits in a retry queue is passed in the topic's own: until that queue is empty, it holds back what is settled.
+    if grace == timedelta(0) and not look.retry_pending:
         settled = live
     else:
         cursor.execute(_SQL["retry_last_empty"], where)

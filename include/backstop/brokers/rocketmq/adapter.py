@@ -124,6 +124,8 @@ class RocketMQ:
             can_delay_redelivery=True,
             counts_deaths=False,
             redelivers_to_any=False,
+            marks_redelivered=False,
+            knows_pending=False,
             tells_holders=True,
         )
 
