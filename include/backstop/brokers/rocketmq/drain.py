@@ -109,14 +109,13 @@ class RocketMQLetters:
     def read(self, limit: int) -> list[DeadLetter]:
         """Fewer than `limit` where they are large, none at the end."""
         page: list[tuple[_Reading, Stored]] = []
-        size = 0
-        for reading in self._readings if not self._closed else ():
-            while len(page) < limit and reading.fill():
-                size += _size(reading.arrived[0])
-                if page and size > LETTER_PAGE_BYTES:
-                    return self._hand_out(page)
-                page.append((reading, reading.arrived.popleft()))
-        return self._hand_out(page)
+        try:
+            self._fill(page, limit)
+            return self._hand_out(page)
+        except BaseException:
+            for reading, one in reversed(page):
+                reading.arrived.appendleft(one)
+            raise
 
     def acknowledge(self, letters: Sequence[DeadLetter]) -> None:
         """Commits, for each queue, the lowest offset that is not acknowledged."""
@@ -134,15 +133,19 @@ class RocketMQLetters:
                 for _ in range(done):
                     reading.acknowledged.discard(reading.out.popleft()[0])
 
+    def _fill(self, page: list[tuple[_Reading, Stored]], limit: int) -> None:
+        size = 0
+        for reading in self._readings if not self._closed else ():
+            while len(page) < limit and reading.fill():
+                size += _size(reading.arrived[0])
+                if page and size > LETTER_PAGE_BYTES:
+                    return
+                page.append((reading, reading.arrived.popleft()))
+
     def _hand_out(self, page: Sequence[tuple[_Reading, Stored]]) -> list[DeadLetter]:
-        try:
-            positions = self._origins.find([
-                Dead(topic_of(one, self._group), reading.queue.broker, reading.queue.master, one) for reading, one in page
-            ])  # fmt: skip
-        except BaseException:
-            for reading, one in reversed(page):
-                reading.arrived.appendleft(one)
-            raise
+        positions = self._origins.find([
+            Dead(topic_of(one, self._group), reading.queue.broker, reading.queue.master, one) for reading, one in page
+        ])  # fmt: skip
         letters = []
         for (reading, one), position in zip(page, positions, strict=True):
             letter = read_letter(self._topic, reading.queue.broker, self._group, one, position)
