@@ -36,7 +36,7 @@ final class Produce {
                 answers.add(shown(sent(producer, messages.get(i), wanted.getJSONObject(i))));
             } catch (Exception failed) {
                 JSONObject answer = new JSONObject();
-                answer.put("error", failed.toString());
+                answer.put("error", failed + ", because of " + failed.getCause());
                 answers.add(answer);
             }
         }
