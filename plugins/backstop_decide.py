@@ -131,7 +131,7 @@ def form_of(case_id: int, dag_run_id: str) -> dict[str, Any]:
 def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
     """The form's fields; all begin empty, so that nothing is decided by leaving one as it is."""
     fields = {"why": _field("Why", "The reason; it is kept with the case. Without it nothing is applied.", lines=True)}
-    if kind not in ("lease_leak", "repeated_failure", "new_epoch", "ramp_stopped"):
+    if kind not in ("lease_leak", "repeated_failure", "queue_blocked", "new_epoch", "ramp_stopped"):
         fields["ids"] = _field("Only these", "Message ids, one a line; empty: every open delivery of the case", lines=True)
     if "raise" in actions:
         fields["more"] = _number("More sends", "For raise: how many more; empty: one", most=100)

@@ -26,7 +26,7 @@ DAY = 86400.0
 TIMES = {
     "control": {
         "watch_topic": ("taken_at", "counted_until"), "watch_group": ("taken_at", "counted_until"),
-        "run": ("started_at", "finished_at"),
+        "watch_queue": ("stands_since", "taken_at"), "run": ("started_at", "finished_at"),
     },
     "shop_a": {"message_stub": ("created_at",)}, "shop_b": {"message_stub": ("created_at",)},
     "billing_db": {"consumer_log": ("first_received_at",)}, "shipping_db": {"consumer_log": ("first_received_at",)},
@@ -64,8 +64,13 @@ class Watch:
     def flow(
         self, topic: str = "orders", number: int = 30, *, stubs: bool = True, offsets: bool = True,
         consume: tuple[str, ...] = ("billing", "shipping"), logs: tuple[str, ...] = ("billing", "shipping"),
+        stuck: str = "", behind: bool = False,
     ) -> None:  # fmt: skip
-        """Messages that go their way through the broker now: recorded, sent, received, logged."""
+        """Messages that go their way through the broker now: recorded, sent, received, logged.
+
+        `stuck`: a group that gets no farther in queue 0, where its first message is tried again and again; `behind`: the
+        messages behind that one are logged all the same.
+        """
         names = [f"m-{next(self.numbers)}" for _ in range(number)]
         receipts = self.world.broker.publish([Message(topic, name, b"{}") for name in names])
         assert all(receipt.outcome is Outcome.SENT for receipt in receipts)
@@ -83,13 +88,25 @@ class Watch:
         for group in consume:
             subscription = self.world.broker.subscribe(group, [topic], f"worker-{uuid.uuid4()}")
             while received := subscription.fetch(500, timedelta(milliseconds=20)):
+                fetched, held = received, [one for one in received if group == stuck and one.position.queue_id == 0]
+                received = [one for one in received if one not in held]
                 if group in logs:
                     self.world.rows(
                         f"{group}_db", "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at)"
                         " SELECT %s, %s, id, 'CONSUMED', now() FROM unnest(%s::text[]) AS id",
                         group, topic, [one.message.message_id for one in received],
                     )  # fmt: skip
+                    for one in held if behind else held[:1]:
+                        self.world.rows(
+                            f"{group}_db", "INSERT INTO consumer_log (consumer_group, topic, message_id, state, queue_id,"
+                            " queue_offset, queue_epoch) SELECT %s, %s, %s, 'FAILED', %s, %s, %s WHERE %s OR NOT EXISTS ("
+                            " SELECT FROM consumer_log WHERE queue_id IS NOT NULL)",
+                            group, topic, one.message.message_id, one.position.queue_id, one.position.offset,
+                            one.position.epoch, behind,
+                        )  # fmt: skip
                 subscription.acknowledge(received)
+                if held and len(held) == len(fetched) < 500:
+                    break  # what is held is not given again
             subscription.close()
 
     def minutes(self, looks: int, **flow: Any) -> None:
@@ -179,6 +196,50 @@ def test_a_group_that_stands_still_while_messages_come_is_an_alert_until_it_move
     assert watch.findings() == [("group_stands", "orders", "shipping", "warning")]
     watch.minutes(1, number=1)
     assert watch.findings() == []
+
+
+def cases(watch: Watch) -> list[tuple[str, str, str, str, list[int]]]:
+    """kind, topic, group, state, the queues of it."""
+    found = watch.world.rows("control", "SELECT kind, topic, consumer_group, state, evidence FROM case_file ORDER BY case_id")
+    return [(*row[:4], [one["queue"] for one in row[4]["queues"]]) for row in found]
+
+
+def test_one_queue_that_stands_while_the_others_go_on_is_a_case_until_it_moves(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(2, number=30)
+    watch.minutes(2, number=30, stuck="shipping")
+    assert cases(watch) == [], "it may still be at work on that message"
+    watch.minutes(4, number=30, stuck="shipping")
+    assert cases(watch) == [("queue_blocked", "orders", "shipping", "open", [0])]
+    assert watch.findings() == [], "the group as a whole goes on"
+    [(summary, evidence)] = watch.world.rows("control", "SELECT summary, evidence FROM case_file")
+    [(offset,)] = watch.world.rows("control", """
+        SELECT passed FROM watch_queue WHERE topic = 'orders' AND consumer_group = 'shipping' AND queue_id = 0""")
+    assert f"queue 0 at offset {offset} since" in summary
+    assert evidence["queues"][0]["offset"] == offset and evidence["queues"][0]["came_since"] > 0
+    assert watch.alerts() == ["case/1"]
+    watch.minutes(1, number=30)
+    assert cases(watch) == [("queue_blocked", "orders", "shipping", "closed", [0])]
+    assert watch.alerts() == ["case/1", "case/1/closed"]
+
+
+def test_a_message_that_is_only_late_is_no_blocked_queue(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(2, number=30)
+    watch.minutes(8, number=30, stuck="shipping", behind=True)
+    watch.minutes(3, number=0)
+    assert cases(watch) == [], "what lies behind it was received"
+
+
+def test_a_queue_that_nobody_could_ask_about_stays_what_it_was(watch: Watch) -> None:
+    watch.look()
+    watch.minutes(2, number=30)
+    watch.minutes(6, number=30, stuck="shipping")
+    assert [state for _, _, _, state, _ in cases(watch)] == ["open"]
+    broken = Connections(resolver={**watch.world.urls, "shipping_db": "postgresql://nobody@127.0.0.1:1/gone"}.get)
+    with pytest.raises(StoreUnavailable, match="store shipping_db"):
+        run_once(watch.world.settings, broken)
+    assert [state for _, _, _, state, _ in cases(watch)] == ["open"]
 
 
 def test_a_finding_ends_with_a_reason_when_nobody_watches_its_subject_any_more(watch: Watch) -> None:

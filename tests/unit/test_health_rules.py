@@ -5,6 +5,7 @@ True: a finding; False: all well; None: cannot tell.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from backstop.health import judge as judge_module
 from backstop.health import rules
 from backstop.health.look import History
-from backstop.health.looks import Answer, GroupLook, Limits, TopicLook
+from backstop.health.looks import Answer, GroupLook, Limits, QueueLook, TopicLook
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -190,3 +191,56 @@ def test_a_broker_without_offsets_is_not_asked_about_them() -> None:
         sources: Any = SimpleNamespace(settings=settings, broker=lambda _, c=capabilities: SimpleNamespace(capabilities=c))
         asked[able] = [answer.rule for answer in judge_module.judge(sources, history, {}) if answer.finding]
     assert asked == {True: ["offsets_stopped"], False: []}
+
+
+def queue(number: int = 0, *, minutes: float = 10.0, **given: Any) -> QueueLook:
+    """One that stands at offset 5 since so many minutes; ten are stored, of which four came meanwhile."""
+    values = {"passed": 5, "stored": 10, "came": 4, "moved": True, "backlog_seconds": 600.0, "epoch": "a", **given}
+    return QueueLook(queue_id=number, since=NOW - minutes * MINUTE, **values)
+
+
+@pytest.mark.parametrize(("look", "expected"), [
+    (queue(), True), (queue(minutes=4.9), False), (queue(minutes=5), True), (queue(came=0), False),
+    (queue(passed=10), False), (queue(passed=9, came=1), True),
+], ids=[
+    "messages came while it stood", "not for long yet", "exactly as long as a window", "nothing came", "nothing waits",
+    "one waits",
+])  # fmt: skip
+def test_a_queue_is_suspected_when_messages_come_to_it_and_the_group_passes_none(look: QueueLook, expected: bool) -> None:
+    assert (rules.suspects([look], NOW, LIMITS) == [look]) is expected
+
+
+def test_a_queue_is_not_suspected_while_one_message_may_take_longer_than_the_window() -> None:
+    patient = replace(LIMITS, consume_timeout=15 * MINUTE)
+    assert rules.suspects([queue(minutes=14)], NOW, patient) == []
+    assert rules.suspects([queue(minutes=15)], NOW, patient) != []
+
+
+@pytest.mark.parametrize(("before", "now", "expected"), [
+    (None, -1, None), (None, 5, None), (-1, -1, True), (5, 5, True), (5, 6, False), (None, 9, False), (9, 9, False), (5, 3, True),
+], ids=[
+    "never asked before", "never asked before, and the first is at work", "its group logs no offsets",
+    "nothing behind the first was logged", "the next one was logged", "all were logged", "all were logged before",
+    "logs were purged",
+])  # fmt: skip
+def test_a_queue_is_blocked_when_nothing_behind_its_first_message_is_logged(
+    before: int | None, now: int, expected: bool | None
+) -> None:
+    assert rules.blocked(queue(logged=before), now) is expected
+
+
+@pytest.mark.parametrize(("looks", "logged", "consumers", "expected"), [
+    ([queue()], 0, 1, True),
+    ([queue()], 0, 0, False),
+    ([queue(), queue(1, minutes=1)], 0, 0, True),
+    ([queue(), queue(1, minutes=1, moved=False)], 0, 0, False),
+    ([queue(), queue(1, minutes=6)], 0, 0, False),
+    ([queue()], 3, 0, True),
+], ids=[
+    "the broker knows a consumer", "nothing tells of one", "another queue moved",
+    "another queue was only seen for the first time", "another queue moved long ago", "it logged something",
+])  # fmt: skip
+def test_a_groups_consumers_run_when_anything_of_it_moves(
+    looks: list[QueueLook], logged: int, consumers: int, expected: bool
+) -> None:
+    assert rules.alive(looks, groups(QUIET, {"logged": logged}), consumers, LIMITS) is expected

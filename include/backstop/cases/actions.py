@@ -41,6 +41,7 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
     "dead_letters": ("replay", "replay_sample", "edit", "discard", "leave"),
     "lease_leak": ("leave",),
     "repeated_failure": ("leave",),
+    "queue_blocked": ("leave",),
 }
 KINDS = tuple(_BY_KIND)
 """Every kind of case."""

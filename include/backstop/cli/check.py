@@ -13,7 +13,7 @@ import typer
 from backstop.cli import context, out
 
 if TYPE_CHECKING:
-    from backstop.brokers.protocol import Capabilities, Finding
+    from backstop.brokers.protocol import Broker, Capabilities, Finding
     from backstop.config.connections import Connections
     from backstop.config.settings import Settings
 
@@ -85,7 +85,7 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
                 yield from _one(f"store {store}", partial(sources.logs_of, group), conn, skew)
             for name in settings.brokers:
                 say(f"broker {name}")
-                topics = [topic for topic, its in settings.topics.items() if its.broker == name]
+                topics = {topic: list(its.groups) for topic, its in settings.topics.items() if its.broker == name}
                 yield from _one(
                     f"broker {name}",
                     partial(sources.broker, name),
@@ -102,8 +102,10 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
             control.__exit__(None, None, None)
 
 
-def _one(subject: str, opened: Callable[[], Any], conn: Any, skew: Any, topics: list[str] | None = None) -> Iterator[Finding]:
-    """Does it answer, is its clock right, and what does it say about itself?"""
+def _one(
+    subject: str, opened: Callable[[], Any], conn: Any, skew: Any, topics: dict[str, list[str]] | None = None
+) -> Iterator[Finding]:
+    """Does it answer, is its clock right, and what does it say about itself? `topics`: of a broker, with their groups."""
     from backstop.brokers.protocol import Finding
     from backstop.errors import BackstopError
     from backstop.verdicts.look import Clocks
@@ -122,12 +124,24 @@ def _one(subject: str, opened: Callable[[], Any], conn: Any, skew: Any, topics: 
             )  # fmt: skip
         if topics is not None:
             yield Finding(f"{subject}: capabilities", True, _capabilities(source.capabilities))
-        found = source.check() if topics is None else source.durability(topics)
+        found = source.check() if topics is None else [*source.durability(list(topics)), *_holders(source, topics)]
         for finding in found:
             about = finding.subject.removeprefix(f"{subject}: ")
             yield Finding(f"{subject}: {about}", finding.good, finding.says, finding.do)
     except BackstopError as error:
         yield Finding(subject, False, error.what, error.next_step)
+
+
+def _holders(broker: Broker, topics: dict[str, list[str]]) -> Iterator[Finding]:
+    """Who holds which queue now, where the broker knows."""
+    from backstop.cli.tell_holders import tell_holders
+
+    if not broker.capabilities.tells_holders:
+        return
+    for topic, groups in topics.items():
+        queues = [queue.queue_id for queue in broker.queues(topic)]
+        for group in groups:
+            yield tell_holders(topic, group, queues, broker.holders(topic, group))
 
 
 def _capabilities(flags: Capabilities) -> str:

@@ -22,7 +22,7 @@ def judge(sources: Sources, history: History, yardsticks: Yardsticks) -> list[An
     for topic, looks in history.topics.items():
         if topic not in settings.topics or not looks:
             continue
-        limits = _limits(settings, settings.policy_for(topic))
+        limits = limits_of(settings, settings.policy_for(topic))
         capabilities = sources.broker(settings.topics[topic].broker).capabilities
         if capabilities.has_offsets and capabilities.knows_queue_of_send:
             answers.append(rules.offsets_stopped(topic, looks, limits, yardsticks.get(("offsets_stopped", topic, "*"))))
@@ -30,7 +30,7 @@ def judge(sources: Sources, history: History, yardsticks: Yardsticks) -> list[An
     for (topic, group), seen in history.groups.items():
         if topic not in settings.topics or group not in settings.topics[topic].groups or not seen:
             continue
-        limits = _limits(settings, settings.policy_for(topic, group))
+        limits = limits_of(settings, settings.policy_for(topic, group))
         stored = history.topics.get(topic, [])
         sent_again = [look.resent for look in stored if look.taken_at > seen[-1].taken_at - 2 * limits.window - limits.lag]
         resent = None if any(number is None for number in sent_again) else sum(number or 0 for number in sent_again)
@@ -45,7 +45,7 @@ def judge(sources: Sources, history: History, yardsticks: Yardsticks) -> list[An
     return [answer for answer in answers if answer is not None]
 
 
-def _limits(settings: Settings, policy: Policy) -> Limits:
+def limits_of(settings: Settings, policy: Policy) -> Limits:
     return Limits(
         retention=policy.broker_retention, retention_warn=policy.retention_warn, window=policy.watch_window,
         floor=policy.watch_floor, lag=lag(settings), consume_timeout=policy.consume_timeout,

@@ -13,12 +13,13 @@ from typing import Any
 
 from backstop.config.settings import Settings
 from backstop.errors import Unavailable
-from backstop.health.looks import GroupLook, TopicLook
+from backstop.health.looks import GroupLook, QueueLook, TopicLook
 from backstop.health.rules import USUAL_WINDOWS
 from backstop.named_sql import load
 from backstop.stores.protocol import Recorded
 from backstop.verdicts.look import GroupLook as Standing
-from backstop.verdicts.look import QueueLook, look_at_groups
+from backstop.verdicts.look import QueueLook as State
+from backstop.verdicts.look import look_at_groups
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.health", "queries.sql")
@@ -32,6 +33,8 @@ class History:
 
     topics: dict[str, list[TopicLook]] = field(default_factory=dict)
     groups: dict[tuple[str, str], list[GroupLook]] = field(default_factory=dict)
+    queues: dict[tuple[str, str], list[QueueLook]] = field(default_factory=dict)
+    """Of this run only: each tells since when its group has been where it is."""
 
 
 def lag(settings: Settings) -> timedelta:
@@ -116,6 +119,7 @@ def take_look(sources: Sources, cursor: Any, as_of: datetime, history: History) 
                       None if of_group is None else of_group.get(topic, 0))  # fmt: skip
         cursor.execute(_SQL["save_group"], {"topic": topic, "group": group, **asdict(seen)})
         before.append(seen)
+        history.queues[topic, group] = _queues(cursor, topic, group, standing, queues, as_of)
 
 
 def look_at_shards(sources: Sources, cursor: Any, as_of: datetime) -> None:
@@ -134,6 +138,7 @@ def forget(cursor: Any, settings: Settings, as_of: datetime) -> None:
     before = as_of - (USUAL_WINDOWS + 2) * longest_window(settings) - lag(settings)
     cursor.execute(_SQL["forget_topics"], {"before": before})
     cursor.execute(_SQL["forget_groups"], {"before": before})
+    cursor.execute(_SQL["forget_queues"], {"before": before})
     cursor.execute(_SQL["forget_runs"], {"before": as_of - timedelta(days=1)})
 
 
@@ -184,7 +189,7 @@ def _resent(cursor: Any, since: datetime) -> int | None:
 
 
 def _stand(
-    standing: Standing, queues: dict[int, QueueLook], as_of: datetime, until: datetime, logged: int | None
+    standing: Standing, queues: dict[int, State], as_of: datetime, until: datetime, logged: int | None
 ) -> GroupLook:  # fmt: skip
     waiting, expired, age = 0, 0, 0.0
     for queue_id, queue in queues.items():
@@ -198,5 +203,27 @@ def _stand(
     return GroupLook(as_of, _life(queues), passed, waiting, expired, age, until, logged)
 
 
-def _life(queues: dict[int, QueueLook]) -> str:
+def _queues(
+    cursor: Any, topic: str, group: str, standing: Standing, queues: dict[int, State], as_of: datetime
+) -> list[QueueLook]:
+    """Where the group is in each queue, beside what earlier looks kept of it."""
+    numbers = sorted(queues)
+    cursor.execute(_SQL["save_queues"], {
+        "topic": topic, "group": group, "taken_at": as_of, "paused": as_of - _FARTHEST, "queues": numbers,
+        "epochs": [queues[n].epoch for n in numbers], "passed": [standing.live[n].next_offset for n in numbers],
+        "stored": [queues[n].state.next_offset for n in numbers],
+    })  # fmt: skip
+    kept = {row[0]: row[1:] for row in cursor.fetchall()}
+    found = []
+    for number in numbers:
+        since, stored_then, moved, logged = kept[number]
+        place, stored = standing.live[number], queues[number].state.next_offset
+        age = (as_of - place.passed_until).total_seconds() if stored > place.next_offset else 0.0
+        found.append(QueueLook(
+            number, queues[number].epoch, place.next_offset, stored, since, stored - stored_then, moved, age, logged
+        ))  # fmt: skip
+    return found
+
+
+def _life(queues: dict[int, State]) -> str:
     return ",".join(f"{queue_id}:{queue.epoch}" for queue_id, queue in sorted(queues.items()))

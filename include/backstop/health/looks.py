@@ -43,6 +43,28 @@ class GroupLook:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueLook:
+    """One queue of a group: since when the group has been at one place in it, and what came meanwhile."""
+
+    queue_id: int
+    epoch: str
+    passed: int
+    """The first offset that the group has not passed."""
+    stored: int
+    """The next offset that the broker gives."""
+    since: datetime
+    """The first look that saw the group here."""
+    came: int
+    """Messages stored since that look."""
+    moved: bool
+    """It came here from another place; else that look was the first one at all."""
+    backlog_seconds: float
+    """How long the message at this place has been stored; 0 when none waits."""
+    logged: int | None = None
+    """The highest offset that the group had logged when it was last asked since then (-1: none); null: not asked yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What the rules compare with; from the policy of the topic and group."""
 

@@ -22,6 +22,41 @@ INSERT INTO watch_group (topic, consumer_group, taken_at, life, passed, waiting,
 VALUES (%(topic)s, %(group)s, %(taken_at)s, %(life)s, %(passed)s, %(waiting)s, %(expired)s, %(backlog_seconds)s,
     %(counted_until)s, %(logged)s);
 
+-- name: save_queues: where a group is in each queue of a topic, and since when; a look after a long pause begins anew
+INSERT INTO watch_queue AS w (topic, consumer_group, queue_id, epoch, passed, stands_since, stored_then, moved, taken_at)
+SELECT %(topic)s, %(group)s, q.queue_id, q.epoch, q.passed, %(taken_at)s, q.stored, false, %(taken_at)s
+FROM unnest(%(queues)s::integer[], %(epochs)s::text[], %(passed)s::bigint[], %(stored)s::bigint[])
+    AS q (queue_id, epoch, passed, stored)
+ON CONFLICT (topic, consumer_group, queue_id) DO UPDATE SET
+    (epoch, passed, stands_since, stored_then, moved, logged, taken_at) = (
+        SELECT excluded.epoch, excluded.passed,
+            CASE WHEN stands THEN w.stands_since ELSE excluded.stands_since END,
+            CASE WHEN stands THEN w.stored_then ELSE excluded.stored_then END,
+            CASE WHEN stands THEN w.moved ELSE known END,
+            CASE WHEN stands THEN w.logged END,
+            excluded.taken_at
+        FROM (SELECT w.epoch = excluded.epoch AND w.taken_at >= %(paused)s AS known) k,
+            LATERAL (SELECT k.known AND w.passed = excluded.passed AS stands) s)
+RETURNING queue_id, stands_since, stored_then, moved, logged;
+
+-- name: save_logged: how far a group that stands had logged when it was asked
+UPDATE watch_queue w SET logged = q.logged
+FROM unnest(%(queues)s::integer[], %(logged)s::bigint[]) AS q (queue_id, logged)
+WHERE w.topic = %(topic)s AND w.consumer_group = %(group)s AND w.queue_id = q.queue_id;
+
+-- name: open_blocked: the open case of a group's blocked queues, and the queues that it was told of
+SELECT case_id, coalesce((SELECT array_agg((q ->> 'queue')::integer) FROM jsonb_array_elements(evidence -> 'queues') AS q), '{}')
+FROM case_file
+WHERE kind = 'queue_blocked' AND topic = %(topic)s AND consumer_group = %(group)s AND state = 'open';
+
+-- name: causes_blocked: whose queues are blocked by the cases that are not closed
+SELECT topic, consumer_group, subject FROM case_file WHERE kind = 'queue_blocked' AND closed_at IS NULL;
+
+-- name: tell_of_further: queues that joined an open case; at most once an hour
+INSERT INTO alert (case_id, dedup_key, severity, title, body)
+VALUES (%(case_id)s, %(dedup_key)s, 'warning', %(title)s, %(body)s)
+ON CONFLICT (dedup_key) DO NOTHING;
+
 -- name: save_shard: what is due in a shard
 INSERT INTO watch_shard (shard, oldest_due_at, taken_at) VALUES (%(shard)s, %(oldest)s, %(taken_at)s)
 ON CONFLICT (shard) DO UPDATE SET oldest_due_at = excluded.oldest_due_at, taken_at = excluded.taken_at;
@@ -35,6 +70,9 @@ DELETE FROM watch_topic WHERE taken_at < %(before)s;
 
 -- name: forget_groups: the same, of groups
 DELETE FROM watch_group WHERE taken_at < %(before)s;
+
+-- name: forget_queues: the same, of queues
+DELETE FROM watch_queue WHERE taken_at < %(before)s;
 
 -- name: forget_runs: the watch's own runs that went well, a day later: one a minute would bury the others
 DELETE FROM run WHERE duty = 'watch' AND state = 'done' AND started_at < %(before)s;

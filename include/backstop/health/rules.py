@@ -7,11 +7,11 @@ so that a quiet night is not an alarm; a topic's own past is the yardstick for w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TypeVar
 
-from backstop.health.looks import Answer, Finding, GroupLook, Limits, TopicLook
+from backstop.health.looks import Answer, Finding, GroupLook, Limits, QueueLook, TopicLook
 
 L = TypeVar("L", TopicLook, GroupLook)
 USUAL_WINDOWS = 8
@@ -150,6 +150,35 @@ def group_stands(
         f"{came} messages came within {_length(limits.window.total_seconds())} and {group} passed none; {now[-1].waiting} wait,"
         f" the oldest for {_length(age)}. If it stays so, the broker removes the first in {_length(left)}. Do: look whether"
         f" {group}'s consumers run, and what their last error is. A group that is meant to end gets active_until.")  # fmt: skip
+
+
+def suspects(looks: Sequence[QueueLook], now: datetime, limits: Limits) -> list[QueueLook]:
+    """Queues in which the group has passed nothing for longer than a message may take, while messages came to them."""
+    patience = max(limits.window, limits.consume_timeout)
+    return [look for look in looks if look.stored > look.passed and look.came > 0 and now - look.since >= patience]
+
+
+def blocked(suspect: QueueLook, logged: int) -> bool | None:
+    """Whether one message holds up those behind it; null: too early to tell.
+
+    `logged`: the highest offset that the group has logged now (-1: none). Behind a message that is merely late, the others go
+    on: they are logged. An ordered group takes none of them.
+    """
+    if logged >= suspect.stored - 1:
+        return False
+    if suspect.logged is None:
+        return None
+    return logged <= suspect.logged
+
+
+def alive(looks: Sequence[QueueLook], groups: Sequence[GroupLook], consumers: int, limits: Limits) -> bool:
+    """The group's consumers run: the broker knows some, or other queues moved lately, or something was logged lately."""
+    if consumers:
+        return True
+    now = groups[-1].taken_at
+    if any(look.moved and now - look.since < limits.window for look in looks):
+        return True
+    return any(look.logged for look in groups if look.taken_at > now - limits.window)
 
 
 def _forecast(looks: Sequence[GroupLook], age: float, retention: float, window: timedelta) -> str:

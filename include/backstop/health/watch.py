@@ -10,6 +10,7 @@ from typing import Any
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import BackstopError, BrokerUnavailable, ConfigurationError, HeartbeatLost, StoreUnavailable
+from backstop.health.blocked import look_for_blocked, tell_of_blocked
 from backstop.health.duties import Standing, overdue, read_duties
 from backstop.health.heartbeat import beat
 from backstop.health.judge import judge
@@ -61,6 +62,7 @@ def _steps(settings: Settings, connections: Connections, control: Any, run: Run)
             hold(cursor, run)
             history = read_history(cursor, settings, run.as_of)
             take_look(sources, cursor, run.as_of, history)
+            blocks = look_for_blocked(sources, cursor, history, run.as_of)
             look_at_shards(sources, cursor, run.as_of)
             forget(cursor, settings, run.as_of)
             yardsticks = read_yardsticks(cursor)
@@ -77,7 +79,10 @@ def _steps(settings: Settings, connections: Connections, control: Any, run: Run)
         late = [*late, trouble]
     with control, control.cursor() as cursor:
         hold(cursor, run)
+        blocked = tell_of_blocked(sources, cursor, blocks, run.as_of, run.run_id)
         counts = tell(cursor, [*answers, *late, *retired(cursor, settings, run.as_of)])
+    for name, number in blocked.items():
+        counts.add(name, number)
     counts.add("topics", len(history.topics))
     counts.add("groups", len(history.groups))
     said = {one.topic: one.finding.title for one in late if one.finding is not None and one.rule == "duty_overdue"}

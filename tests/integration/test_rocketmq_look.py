@@ -1,0 +1,418 @@
+"""Looks at a real RocketMQ: how far groups are, what waits for them elsewhere, and what cannot be known."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstop.brokers.rocketmq.address import Address
+from backstop.brokers.rocketmq.epoch import EPOCH
+from backstop.brokers.rocketmq.look import Looker
+from backstop.brokers.rocketmq.pool import Pool
+from backstop.brokers.rocketmq.retries import Retries
+from backstop.brokers.rocketmq.route import Routes
+from backstop.errors import BrokerUnavailable
+from backstop.verdicts.settle import present_epoch
+from rocketmq import RETENTION_AT_ONCE, RocketMQ
+from rocketmq_java import JavaPeer
+
+WAIT = 60.0
+MILLISECOND = timedelta(milliseconds=1)
+_numbers = count()
+
+
+class World:
+    """A server, our looks at it, and what a hand does there past them."""
+
+    def __init__(self, server: RocketMQ, brokers: list[str] | None = None) -> None:
+        self.server = server
+        self.pool = Pool(Address.parse(server.url()), connect_timeout=2.0)
+        self.look = Looker(self.pool, Routes(self.pool, brokers=brokers, answer_timeout=10.0), seconds=10.0)
+        self.retries = Retries(self.pool, self.look, seconds=10.0)
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def made(self, queues: int = 1, *groups: str) -> str:
+        """A topic of its own, and groups named after it."""
+        topic = f"look-{next(_numbers)}"
+        self.server.create_topic(topic, queues)
+        for group in groups or ("g",):
+            self.server.create_group(f"{group}-{topic}")
+        return topic
+
+    def send(
+        self, topic: str, number: int = 1, *, queue: int = 0, tags: str = "", level: int = 0, size: int = 1,
+        server: RocketMQ | None = None,
+    ) -> list[tuple[str, int]]:  # fmt: skip
+        """(the broker's message id, offset) of each."""
+        properties = "".join(f"{name}\x01{value}\x02" for name, value in {"TAGS": tags, "DELAY": level or ""}.items() if value)
+        sent = []
+        for _ in range(number):
+            sent.append(self.store(topic, queue, properties, b"x" * size, server))
+        if not level:
+            self.until(lambda: self.end(topic, queue, server) > sent[-1][1])
+        return sent
+
+    def store(
+        self, topic: str, queue: int, properties: str = "", body: bytes = b"x", server: RocketMQ | None = None
+    ) -> tuple[str, int]:
+        answer = (server or self.server).ask(310, {
+            "a": "tests", "b": topic, "c": "TBW102", "d": 4, "e": queue, "f": 0, "g": round(time.time() * 1000), "h": 0,
+            "i": properties, "j": 0, "k": False, "m": False,
+        }, body)  # fmt: skip
+        return answer.ext["msgId"], int(answer.ext["queueOffset"])
+
+    def end(self, topic: str, queue: int = 0, server: RocketMQ | None = None) -> int:
+        return int((server or self.server).ask(30, {"topic": topic, "queueId": queue}).ext["offset"])
+
+    def commit(self, group: str, topic: str, queue: int, offset: int, server: RocketMQ | None = None) -> None:
+        where = {"consumerGroup": group, "topic": topic, "queueId": queue}
+        (server or self.server).ask(15, {**where, "commitOffset": offset})
+
+    def send_back(self, group: str, topic: str, message_id: str, level: int) -> None:
+        """What a consumer does with a message that it could not process."""
+        physical = int(message_id[-16:], 16)
+        self.server.ask(36, {
+            "offset": physical, "group": group, "delayLevel": level, "originMsgId": message_id, "originTopic": topic,
+            "unitMode": False, "maxReconsumeTimes": 16,
+        })  # fmt: skip
+
+    def at(self, topic: str, group: str = "g") -> list[tuple[int, int]]:
+        """(queue, next offset) as our look tells it."""
+        return [(one.queue_id, one.next_offset) for one in self.look.progress(topic, f"{group}-{topic}")]
+
+    def until(self, holds: Callable[[], Any], seconds: float = WAIT) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, "it did not come true in time"
+            time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def world(shared_rocketmq: RocketMQ) -> Iterator[World]:
+    found = World(shared_rocketmq)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def java(shared_rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPeer]:
+    with JavaPeer(shared_rocketmq, tmp_path_factory.mktemp("java")) as peer:
+        yield peer
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+# Time.
+
+
+def test_the_brokers_clock_is_told_to_the_millisecond_and_never_ahead(world: World) -> None:
+    for _ in range(20):
+        before = now()
+        told = world.look.clock()
+        assert before - MILLISECOND <= told <= now()
+
+
+def test_the_time_at_an_offset_is_that_of_its_message_and_past_the_end_that_of_the_look(world: World) -> None:
+    topic = world.made(2)
+    instants = [now()]
+    for _ in range(3):
+        world.send(topic)
+        instants.append(now())
+    for offset in range(3):
+        [(queue, told)] = world.look.passed_until(topic, {0: offset}).items()
+        assert queue == 0 and instants[offset] - MILLISECOND <= told <= instants[offset + 1]
+    before = now()
+    told_of = world.look.passed_until(topic, {0: 3, 1: 0})
+    assert all(before - MILLISECOND <= told <= now() for told in told_of.values())
+    with pytest.raises(BrokerUnavailable, match="no queue 2"):
+        world.look.passed_until(topic, {2: 0})
+
+
+def test_more_messages_than_one_page_of_pulls_are_looked_up_each_for_its_own_queue(world: World) -> None:
+    topic = world.made(120)
+    for queue in range(120):
+        world.store(topic, queue)
+    world.until(lambda: world.end(topic, 119))
+    told = world.look.passed_until(topic, dict.fromkeys(range(120), 0))
+    stored = [told[queue] for queue in range(120)]
+    assert stored == sorted(stored) and len(set(stored)) > 20, "each has the time of its own message"
+
+
+# Progress.
+
+
+def test_a_queue_that_a_group_never_committed_is_passed_only_if_nothing_was_ever_stored(world: World) -> None:
+    topic = world.made(2)
+    before = now()
+    world.send(topic, 2, queue=1)
+    empty, filled = world.look.progress(topic, f"g-{topic}")
+    assert (empty.next_offset, filled.next_offset) == (0, 0)
+    assert (empty.epoch, filled.epoch) == (EPOCH, EPOCH)
+    assert filled.passed_until < empty.passed_until, "the one is passed up to now, the other up to its first message"
+    assert before - MILLISECOND <= filled.passed_until
+
+
+def test_progress_is_what_was_committed_even_when_it_goes_back(world: World) -> None:
+    topic = world.made(1, "g", "other")
+    sent = world.send(topic, 5)
+    assert [offset for _, offset in sent] == [0, 1, 2, 3, 4]
+    for offset in (3, 5, 1, 0):
+        world.commit(f"g-{topic}", topic, 0, offset)
+        assert world.at(topic) == [(0, offset)]
+        [position] = world.look.progress(topic, f"g-{topic}")
+        if offset < 5:
+            assert position.passed_until == world.look.passed_until(topic, {0: offset})[0]
+        else:
+            assert position.passed_until > world.look.passed_until(topic, {0: 4})[0]
+    assert world.at(topic, "other") == [(0, 0)], "groups do not know of each other"
+
+
+def test_offsets_reset_by_an_operator_past_messages_are_the_progress(world: World, java: JavaPeer) -> None:
+    topic = world.made(1)
+    world.send(topic, 5)
+    world.commit(f"g-{topic}", topic, 0, 1)
+    java.reset(f"g-{topic}", topic, 0, 4)
+    assert world.at(topic) == [(0, 4)]
+    assert java.committed(f"g-{topic}", topic) == {("broker-a", 0): 4}
+
+
+def test_a_topic_made_again_begins_a_new_life_and_an_older_commit_says_nothing_about_it(world: World) -> None:
+    topic = world.made(1)
+    world.send(topic, 3)
+    world.commit(f"g-{topic}", topic, 0, 3)
+    [before] = world.look.queues(topic)
+    world.server.delete_topic(topic)
+    with pytest.raises(BrokerUnavailable, match="no such topic"):
+        world.look.queues(topic)
+    world.server.create_topic(topic, 1)
+    world.send(topic, 2)
+    world.commit(f"g-{topic}", topic, 0, 3)  # a consumer that still has its old offset
+    [after] = world.look.queues(topic)
+    assert (before.next_offset, after.next_offset) == (3, 2)
+    assert present_epoch(after.epoch, after.next_offset, before.epoch, before.next_offset) == (f"{EPOCH}~1", False)
+    [position] = world.look.progress(topic, f"g-{topic}")
+    assert position.next_offset == 0
+    assert position.passed_until == world.look.passed_until(topic, {0: 0})[0]
+
+
+def test_a_group_passes_what_its_filter_leaves_out(world: World, java: JavaPeer) -> None:
+    topic = world.made(1)
+    world.send(topic, 3, tags="b")
+    consumer = java.consume(f"g-{topic}", {topic: "a"})
+    world.send(topic, 1, tags="a")
+    consumer.wait_until("the message with its tag", lambda c: c.done)
+    world.send(topic, 3, tags="b")
+    # A client commits every five seconds, and at its end.
+    consumer.close()
+    assert [seen.tags for seen in consumer.done] == ["a"]
+    assert world.at(topic) in ([(0, 4)], [(0, 7)])
+
+
+def test_a_delayed_message_is_in_its_topic_only_when_it_is_due_and_is_no_retry(world: World) -> None:
+    topic = world.made(1)
+    world.send(topic, 1, level=4)
+    assert [(q.first_offset, q.next_offset) for q in world.look.queues(topic)] == [(0, 0)]
+    assert world.retries.pending(topic, f"g-{topic}") == 0
+    world.until(lambda: world.look.queues(topic)[0].next_offset == 1)
+
+
+def test_a_group_that_pops_is_passed_at_receipt_and_what_it_fails_waits_in_its_retry_topic(world: World, java: JavaPeer) -> None:
+    topic = world.made(1)
+    world.send(topic, 1)
+    consumer = java.consume(f"g-{topic}", topic, mode="pop", hold=True, invisible_ms=10_000)
+    consumer.wait_until("the message", lambda c: c.begun)
+    world.until(lambda: world.at(topic) == [(0, 1)])
+    assert not consumer.ended, "passed, and nobody has done it: which is why such a group is declared `received`"
+
+
+# What is not there.
+
+
+def test_what_is_not_there_is_not_nothing_and_is_not_made_by_looking(tmp_path: Path) -> None:
+    with RocketMQ(tmp_path, settings={"autoCreateSubscriptionGroup": "true", "autoCreateTopicEnable": "true"}) as server:
+        world = World(server)
+        topic = world.made(1)
+        for look in (
+            lambda: world.look.queues("nowhere"), lambda: world.look.progress("nowhere", f"g-{topic}"),
+            lambda: world.look.progress(topic, "nobody"), lambda: world.retries.pending("nowhere", f"g-{topic}"),
+            lambda: world.look.passed_until("nowhere", {0: 0}), lambda: world.look.queues("x" * 200),
+        ):  # fmt: skip
+            with pytest.raises(BrokerUnavailable) as raised:
+                look()
+            assert raised.value.kept and raised.value.next_step
+        assert world.retries.pending(topic, f"g-{topic}") == 0
+        groups = json.loads(server.ask(201).body)["subscriptionGroupTable"]
+        assert f"g-{topic}" in groups and "nobody" not in groups
+        topics = json.loads(server.ask(21).body)["topicConfigTable"]
+        assert not [name for name in topics if "nowhere" in name or "nobody" in name or name.startswith(f"%RETRY%g-{topic}_")]
+        world.close()
+
+
+# Retries.
+
+
+def test_what_failed_waits_while_it_is_scheduled_and_while_it_is_in_the_retry_topic(world: World) -> None:
+    topic = world.made(1, "g", "other")
+    group, retry = f"g-{topic}", f"%RETRY%g-{topic}"
+    sent = world.send(topic, 3)
+    world.commit(group, topic, 0, 3)
+    assert world.retries.pending(topic, group) == 0
+    for message_id, _ in sent:
+        world.send_back(group, topic, message_id, 6)
+    assert world.retries.pending(topic, group) == 3, "they are scheduled, five seconds ahead"
+    assert world.retries.pending(topic, f"other-{topic}") == 0, "and for this group only"
+    world.until(lambda: world.end(retry) == 3)
+    assert world.retries.pending(topic, group) >= 3
+    for done, left in ((1, 2), (3, 0)):
+        world.commit(group, retry, 0, done)
+        world.until(lambda left=left: world.retries.pending(topic, group) == left)
+
+
+def test_a_message_that_goes_round_is_never_missed(world: World, java: JavaPeer) -> None:
+    topic = world.made(1)
+    group = f"g-{topic}"
+    consumer = java.consume(group, topic, fail=4)
+    seen: list[int] = []
+    stop = threading.Event()
+
+    def keep_looking() -> None:
+        mine = World(world.server)
+        while not stop.is_set():
+            seen.append(mine.retries.pending(topic, group))
+        mine.close()
+
+    world.send(topic, 1)
+    consumer.wait_until("the first failure", lambda c: c.ended)
+    world.until(lambda: world.retries.pending(topic, group))
+    thread = threading.Thread(target=keep_looking)
+    thread.start()
+    consumer.wait_until("its success", lambda c: c.done)
+    done_after = len(seen)
+    stop.set()
+    thread.join(WAIT)
+    consumer.close()
+    assert [seen.retries for seen, _ in consumer.ended] == [0, 1, 2, 3, 4]
+    # The last looks may have begun before the success was told, and ended after its commit.
+    assert done_after > 20 and 0 not in seen[: done_after - 2]
+
+
+def test_a_retry_of_a_popped_message_waits_too(world: World, java: JavaPeer) -> None:
+    topic = world.made(1)
+    group = f"g-{topic}"
+    world.send(topic, 1)
+    java.consume(group, topic, mode="pop", fail=-1, limit=1, invisible_ms=5_000, name=f"pop-{topic}")
+    world.until(lambda: world.retries.pending(topic, group) == 1)
+    names = [name for name in json.loads(world.server.ask(21).body)["topicConfigTable"] if group in name]
+    assert any(name != f"%RETRY%{group}" and name.endswith(topic) for name in names), names
+
+
+def test_what_could_not_be_read_of_the_schedule_counts_as_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = world.made(1)
+    monkeypatch.setattr("backstop.brokers.rocketmq.retries.SCANNED", 0)
+    mine = World(world.server)
+    world.send(topic, 4, level=7)
+    assert mine.retries.pending(topic, f"g-{topic}") >= 4
+    monkeypatch.setattr("backstop.brokers.rocketmq.retries.SCANNED", 1000)
+    assert mine.retries.pending(topic, f"g-{topic}") == 0, "read now: they are for the topic, and no retries"
+    mine.close()
+
+
+# Faults.
+
+
+def test_files_removed_before_consumption_are_seen_as_a_first_offset_above_the_group(tmp_path: Path) -> None:
+    with RocketMQ(tmp_path, settings=RETENTION_AT_ONCE) as server:
+        world = World(server)
+        topic = world.made(1, "g", "never")
+        world.send(topic, 2)
+        world.commit(f"g-{topic}", topic, 0, 1)
+        oldest = world.look.passed_until(topic, {0: 1})[0]
+        world.send(topic, 9, size=250_000)
+        begun = time.monotonic()
+        world.until(lambda: (server.delete_expired_files(), world.look.queues(topic)[0].first_offset)[1], seconds=120.0)
+        print(f"removed after {time.monotonic() - begun:.1f} s")
+        [queue] = world.look.queues(topic)
+        assert queue.first_offset is not None and 2 <= queue.first_offset < queue.next_offset == 11
+        assert world.at(topic) == [(0, 1)], "what it committed stays what it is"
+        told = world.look.passed_until(topic, {0: queue.first_offset})[0]
+        [position] = world.look.progress(topic, f"g-{topic}")
+        assert position.passed_until == told > oldest, "nothing that is still there was stored before"
+        assert world.at(topic, "never") == [(0, queue.first_offset)]
+        world.close()
+
+
+def test_a_master_that_is_away_or_comes_back_with_older_offsets(tmp_path: Path) -> None:
+    with RocketMQ(tmp_path, settings={"flushConsumerOffsetInterval": "10000"}) as server:
+        world = World(server)
+        topic = world.made(1)
+        world.send(topic, 3)
+        world.commit(f"g-{topic}", topic, 0, 1)
+        looks: list[Callable[[], Any]] = [
+            world.look.clock, lambda: world.look.queues(topic), lambda: world.at(topic),
+            lambda: world.look.passed_until(topic, {0: 0}), lambda: world.retries.pending(topic, f"g-{topic}"),
+        ]  # fmt: skip
+        for look in looks:
+            look()
+        server.kill_namesrv()
+        for look in looks:
+            with pytest.raises(BrokerUnavailable):
+                look()
+        server.restart_namesrv()
+        assert world.at(topic) == [(0, 1)]
+        # It writes commits down every ten seconds: right after it has, there is time for one that it forgets.
+        written = tmp_path / "store" / "config" / "consumerOffset.json"
+        world.until(lambda: written.exists() and f"g-{topic}" in written.read_text())
+        world.commit(f"g-{topic}", topic, 0, 3)
+        assert world.at(topic) == [(0, 3)]
+        server.kill_broker()
+        for look in looks:
+            with pytest.raises(BrokerUnavailable):
+                look()
+        server.start()
+        world.until(lambda: server.ask_namesrv(105, {"topic": topic}, ok=(0, 17)).code == 0)
+        assert world.at(topic) == [(0, 1)], "the later commit died with the broker: the group is behind"
+        assert [queue.next_offset for queue in world.look.queues(topic)] == [3]
+        world.close()
+
+
+def test_all_masters_count_and_one_that_is_away_is_not_left_out(tmp_path: Path) -> None:
+    with RocketMQ(tmp_path / "a") as first, RocketMQ(tmp_path / "b", name="broker-b", joins=first) as second:
+        world = World(first, ["broker-a", "broker-b"])
+        topic = world.made(2)
+        second.create_topic(topic, 1)
+        second.create_group(f"g-{topic}")
+        world.until(lambda: len(world.look.queues(topic)) == 3)
+        world.send(topic, 2, queue=1)
+        world.send(topic, 3, server=second)
+        world.commit(f"g-{topic}", topic, 0, 2, server=second)
+        assert [(q.queue_id, q.next_offset) for q in world.look.queues(topic)] == [(0, 0), (1, 2), (10_000, 3)]
+        assert world.at(topic) == [(0, 0), (1, 0), (10_000, 2)]
+        times = world.look.passed_until(topic, {1: 0, 10_000: 0})
+        assert times[1] < times[10_000]
+        alone = World(first)
+        with pytest.raises(Exception, match="several brokers"):
+            alone.look.queues(topic)
+        second.kill_broker()
+        for look in (lambda: world.look.queues(topic), lambda: world.at(topic), world.look.clock):
+            with pytest.raises(BrokerUnavailable):
+                look()
+        # A name server that has forgotten it names a topic of two queues: they are not all.
+        first.restart_namesrv()
+        world.until(lambda: first.ask_namesrv(105, {"topic": topic}, ok=(0, 17)).code == 0)
+        for look in (lambda: world.look.queues(topic), lambda: world.at(topic), world.look.clock):
+            with pytest.raises(BrokerUnavailable, match="broker-b"):
+                look()
+        alone.close()
+        world.close()
