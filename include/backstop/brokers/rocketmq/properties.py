@@ -18,8 +18,8 @@ from backstop.records import ID_HEADER, Message
 TAG, KEY, MORE = "backstop-tag", "backstop-key", "backstop-headers"
 """Properties of ours, as JSON: a tag or partition key that RocketMQ's own property cannot hold, and such headers."""
 TAGS, KEYS, UNIQUE, SHARDING, WAIT = "TAGS", "KEYS", "UNIQ_KEY", "__SHARDINGKEY", "WAIT"
-MAX_PROPERTIES = 32_000
-"""Bytes of all properties: a message keeps their length in 15 bits, and the broker adds some of its own."""
+MAX_PROPERTIES = 31_000
+"""Bytes of all properties: a message keeps their length in 15 bits, and each redelivery and death adds some of the broker's."""
 BROKERS_OWN = frozenset({
     "1ST_POP_TIME", "ARRIVE_TIME", "BORN_TIMESTAMP", "BUYER_ID", "CHECK_IMMUNITY_TIME_IN_SECONDS", "CLUSTER",
     "CONSUME_START_TIME", "CORRECTION_FLAG", "CORRELATION_ID", "DELAY", "DUP_INFO", "EXTEND_UNIQ_INFO",
