@@ -7,94 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backstop.brokers.rocketmq.address import Address
 from backstop.brokers.rocketmq.epoch import EPOCH
-from backstop.brokers.rocketmq.look import Looker
-from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.retries import Retries
-from backstop.brokers.rocketmq.route import Routes
 from backstop.errors import BrokerUnavailable
 from backstop.verdicts.settle import present_epoch
 from rocketmq import RETENTION_AT_ONCE, RocketMQ
 from rocketmq_java import JavaPeer
+from rocketmq_look_world import WAIT, World
 
-WAIT = 60.0
 MILLISECOND = timedelta(milliseconds=1)
-_numbers = count()
-
-
-class World:
-    """A server, our looks at it, and what a hand does there past them."""
-
-    def __init__(self, server: RocketMQ, brokers: list[str] | None = None) -> None:
-        self.server = server
-        self.pool = Pool(Address.parse(server.url()), connect_timeout=2.0)
-        self.look = Looker(self.pool, Routes(self.pool, brokers=brokers, answer_timeout=10.0), seconds=10.0)
-        self.retries = Retries(self.pool, self.look, seconds=10.0)
-
-    def close(self) -> None:
-        self.pool.close()
-
-    def made(self, queues: int = 1, *groups: str) -> str:
-        """A topic of its own, and groups named after it."""
-        topic = f"look-{next(_numbers)}"
-        self.server.create_topic(topic, queues)
-        for group in groups or ("g",):
-            self.server.create_group(f"{group}-{topic}")
-        return topic
-
-    def send(
-        self, topic: str, number: int = 1, *, queue: int = 0, tags: str = "", level: int = 0, size: int = 1,
-        server: RocketMQ | None = None,
-    ) -> list[tuple[str, int]]:  # fmt: skip
-        """(the broker's message id, offset) of each."""
-        properties = "".join(f"{name}\x01{value}\x02" for name, value in {"TAGS": tags, "DELAY": level or ""}.items() if value)
-        sent = []
-        for _ in range(number):
-            sent.append(self.store(topic, queue, properties, b"x" * size, server))
-        if not level:
-            self.until(lambda: self.end(topic, queue, server) > sent[-1][1])
-        return sent
-
-    def store(
-        self, topic: str, queue: int, properties: str = "", body: bytes = b"x", server: RocketMQ | None = None
-    ) -> tuple[str, int]:
-        answer = (server or self.server).ask(310, {
-            "a": "tests", "b": topic, "c": "TBW102", "d": 4, "e": queue, "f": 0, "g": round(time.time() * 1000), "h": 0,
-            "i": properties, "j": 0, "k": False, "m": False,
-        }, body)  # fmt: skip
-        return answer.ext["msgId"], int(answer.ext["queueOffset"])
-
-    def end(self, topic: str, queue: int = 0, server: RocketMQ | None = None) -> int:
-        return int((server or self.server).ask(30, {"topic": topic, "queueId": queue}).ext["offset"])
-
-    def commit(self, group: str, topic: str, queue: int, offset: int, server: RocketMQ | None = None) -> None:
-        where = {"consumerGroup": group, "topic": topic, "queueId": queue}
-        (server or self.server).ask(15, {**where, "commitOffset": offset})
-
-    def send_back(self, group: str, topic: str, message_id: str, level: int) -> None:
-        """What a consumer does with a message that it could not process."""
-        physical = int(message_id[-16:], 16)
-        self.server.ask(36, {
-            "offset": physical, "group": group, "delayLevel": level, "originMsgId": message_id, "originTopic": topic,
-            "unitMode": False, "maxReconsumeTimes": 16,
-        })  # fmt: skip
-
-    def at(self, topic: str, group: str = "g") -> list[tuple[int, int]]:
-        """(queue, next offset) as our look tells it."""
-        return [(one.queue_id, one.next_offset) for one in self.look.progress(topic, f"{group}-{topic}")]
-
-    def until(self, holds: Callable[[], Any], seconds: float = WAIT) -> None:
-        deadline = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < deadline, "it did not come true in time"
-            time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
