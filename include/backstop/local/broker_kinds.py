@@ -11,6 +11,8 @@ from backstop.local.activemq import ActiveMQServer
 from backstop.local.broker_faults.activemq import ActiveMQFaults
 from backstop.local.broker_faults.protocol import BrokerFaults, BrokerServer, FaultTools
 from backstop.local.broker_faults.redis_streams import RedisStreamsFaults
+from backstop.local.broker_faults.rocketmq import OPTIONS, SERVER, RocketMQFaults
+from backstop.local.rocketmq import RocketMQServer
 from backstop.local.valkey import Valkey
 
 EMBEDDED = "redis_streams"
@@ -45,6 +47,11 @@ KINDS: dict[str, BrokerKind] = {
         lambda root, port: ActiveMQServer(root / "activemq", port),
         ActiveMQFaults,
         {"kind": "activemq", "options": {"send_timeout": 2, "delivery_limit": 5}},
+    ),
+    "rocketmq": BrokerKind(
+        lambda root, port: RocketMQServer(root / "rocketmq", port, settings=SERVER),
+        RocketMQFaults,
+        {"kind": "rocketmq", "options": OPTIONS},
     ),
 }
 BROKERS = {"embedded": EMBEDDED, **{kind: kind for kind in KINDS if kind != EMBEDDED}}

@@ -42,3 +42,6 @@ WHERE consumer_group = %(consumer_group)s AND message_id = ANY(%(message_ids)s);
 -- name: messages_of: these messages as they were sent first
 SELECT topic, message_id, content, headers, tag, ordering_key FROM message_stub
 WHERE topic = %(topic)s AND message_id = ANY(%(message_ids)s);
+
+-- name: sent_again: copies that Backstop has sent, or may have
+SELECT topic, message_id, send_number FROM send_attempt WHERE send_number > 1 AND outcome IN ('sent', 'unknown');

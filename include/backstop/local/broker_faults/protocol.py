@@ -49,6 +49,11 @@ class FaultTools:
                     found[topic, message_id] = Message(topic, message_id, bytes(content), headers, tag, key)
         return [found[key] for key in keys]
 
+    def copies(self) -> set[tuple[str, str, int]]:
+        """(topic, message id, send number) of what Backstop has sent again, or may have."""
+        return {(topic, mid, number) for dsn in self.producers.values()
+                for topic, mid, number in change(dsn, _SQL["sent_again"], ())}  # fmt: skip
+
 
 class BrokerFaults(Protocol):
     """Over one running broker, with an administrator's rights."""
@@ -127,9 +132,6 @@ class BrokerServer(Protocol):
 
     @property
     def pid(self) -> int | None: ...
-
-    @property
-    def password(self) -> str: ...
 
     def start(self) -> None: ...
 

@@ -1,0 +1,99 @@
+"""The demo's whole story on brokers that are not embedded, small and without Airflow: every fault that the broker can have is
+found, repaired or left alone, and what it cannot have is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstop.local.accounting import differs, run_checker
+from backstop.local.demo import write_config
+from backstop.local.platform import Platform
+from backstop.local.receive_alerts import AlertReceivers
+from backstop.local.scenario import play
+from backstop.local.stage import Stage
+from duties_by_hand import DutiesByHand
+
+MESSAGES = 320
+QUIET_SECONDS = 900.0
+SECONDS = 2400
+ALWAYS = {
+    "crash_before_send", "crash_in_send", "lost_in_broker", "consumer_killed", "slow_group", "refused", "broken_rows",
+    "store_away", "mass_loss", "lease_killed", "worker_woken_late", "leases_flushed",
+}  # fmt: skip
+FAULTS = {"activemq": {"taken_out"}, "rocketmq": {"offset_moved", "files_removed"}}
+SENT_AGAIN = {"crash_before_send", "lost_in_broker", "offset_moved", "taken_out", "files_removed", "refused", "not_sent_in_time"}
+OF_THE_HANDLER = {"dependency_down": 4, "not_json": 6, "field_missing": 2, "rule_refused": 4}
+DEATHS = {
+    "activemq": {"suppressed_done": 3, "suppressed_undone": 3, "message_expired": 3},
+    "rocketmq": {"given_up_done": 3, "given_up_undone": 3},
+}
+
+pytestmark = [pytest.mark.other_broker, pytest.mark.timeout(SECONDS)]
+
+
+@dataclass
+class Told:
+    kind: str
+    stage: Stage
+    report: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=sorted(FAULTS))
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    platform = Platform(folder / "platform", write_config(folder / "backstop.yaml", request.param), request.param)
+    platform.start(airflow=False)
+    receivers = AlertReceivers(folder / "received")
+    stage = Stage(platform, folder, seed=3)
+    try:
+        receivers.start()
+        with pytest.MonkeyPatch.context() as environment:
+            for name, url in receivers.environment().items():
+                environment.setenv(name, url)
+            stage.make_tables()
+            with DutiesByHand(stage, folder / "docs") as duties:
+                stage.start()
+                play(stage, MESSAGES)
+                duties.wait_until_quiet(QUIET_SECONDS)
+            assert duties.broken is None
+        receivers.stop()
+        yield Told(request.param, stage, run_checker(stage.write_places(), stage.ledger.folder))
+    finally:
+        receivers.stop()
+        stage.stop()
+        platform.stop()
+
+
+def test_everything_came_out_right(told: Told) -> None:
+    assert told.report["problems"] == []
+
+
+def test_every_fault_of_this_broker_was_injected_and_dealt_with(told: Told) -> None:
+    faults = told.report["faults"]
+    assert set(faults) - {"not_sent_in_time"} == ALWAYS | FAULTS[told.kind]
+    for fault, numbers in faults.items():
+        assert numbers["injected"] >= 1 and numbers["found"] == numbers["injected"], fault
+        assert numbers["resent"] == (numbers["messages"] if fault in SENT_AGAIN else 0), fault
+
+
+def test_each_group_did_each_work_exactly_once(told: Told) -> None:
+    for numbers in told.report["effects"].values():
+        assert numbers["expected"] > MESSAGES / 2
+        assert numbers["exactly_once"] == numbers["expected"]
+        assert numbers["missing"] == numbers["duplicated"] == numbers["unexpected"] == 0
+
+
+def test_every_death_came_to_its_end(told: Told) -> None:
+    deaths = told.report["dead_letters"]
+    assert {fault: one["letters"] for fault, one in deaths.items()} == {**OF_THE_HANDLER, **DEATHS[told.kind]}
+    assert all(one["right"] == one["died"] == one["letters"] for one in deaths.values())
+
+
+def test_what_the_broker_cannot_have_stands_on_the_page(told: Told) -> None:
+    page = differs({"name": told.stage.platform.broker.name, "differs": told.stage.broker_faults.page})
+    assert len(page) > 2 and max(map(len, page)) <= 80
