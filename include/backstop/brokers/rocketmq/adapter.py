@@ -89,7 +89,9 @@ class RocketMQ:
         self._publisher = Publisher(
             self._pool, self._routes, send_timeout=send_timeout.total_seconds(), max_bytes=max_message_bytes
         )
-        self._surveyor = Surveyor(self._pool, self._routes, self._wanted, levels=delay_levels, seconds=seconds)
+        self._surveyor = Surveyor(
+            self._pool, self._routes, self._wanted, levels=delay_levels, max_bytes=max_message_bytes, seconds=seconds
+        )
         self._creator = Creator(self._pool, self._routes, seconds=seconds, retries=delivery_limit - 1)
 
     def __repr__(self) -> str:

@@ -35,12 +35,15 @@ class WantedTopic:
     groups: Mapping[str, WantedGroup] = field(default_factory=dict)
 
 
-def hold_broker(name: str, config: Mapping[str, str], retention: timedelta | None, levels: str) -> list[Finding]:
-    """One master's settings; `retention`: the longest that a topic is said to be kept; `levels`: the delay levels that the
-    settings reckon with."""
+def hold_broker(
+    name: str, config: Mapping[str, str], retention: timedelta | None, levels: str, max_bytes: int
+) -> list[Finding]:
+    """One master's settings; `retention`: the longest that a topic is said to be kept; `levels` and `max_bytes`: the delay levels
+    and the largest message that the settings reckon with."""
     return [
         _flush(name, config), _replication(name, config), _retention(name, config, retention), _making(name, config),
         _permission(name, config), _levels(name, config, levels),
+        _size(name, config, max_bytes),
     ]  # fmt: skip
 
 
@@ -105,6 +108,15 @@ def _levels(name: str, config: Mapping[str, str], wanted: str) -> Finding:
     return Finding(
         f"{name}: delay levels", good, f"messageDelayLevel {written}",
         "" if good else f"Write it as the broker's option delay_levels in backstop.yaml; that says {wanted}.",
+    )  # fmt: skip
+
+
+def _size(name: str, config: Mapping[str, str], wanted: int) -> Finding:
+    written = config.get("maxMessageSize", "")
+    good = written.isdecimal() and int(written) >= wanted
+    return Finding(
+        f"{name}: message size", good, f"maxMessageSize {written or 'unknown'}",
+        "" if good else f"Lower the broker's option max_message_bytes to it; that says {wanted}, and larger pieces go twice.",
     )  # fmt: skip
 
 

@@ -33,10 +33,11 @@ class Surveyor:
     """Looks at what the server is set to, for one adapter. Raises BrokerUnavailable."""
 
     def __init__(
-        self, pool: Pool, routes: Routes, wanted: Mapping[str, WantedTopic], *, levels: str, seconds: float
+        self, pool: Pool, routes: Routes, wanted: Mapping[str, WantedTopic], *, levels: str, max_bytes: int, seconds: float
     ) -> None:
-        """`levels`: messageDelayLevel as the settings have it."""
-        self._pool, self._routes, self._wanted, self._levels, self._seconds = pool, routes, wanted, levels, seconds
+        """`levels`: messageDelayLevel as the settings have it; `max_bytes`: the largest message."""
+        self._pool, self._routes, self._wanted, self._seconds = pool, routes, wanted, seconds
+        self._levels, self._max_bytes = levels, max_bytes
 
     def survey(self, topics: Sequence[str]) -> list[Finding]:
         deadline = time.monotonic() + self._seconds
@@ -57,7 +58,7 @@ class Surveyor:
                 findings.append(_unread(f"{broker}: configuration"))
                 continue
             config = _lines(answer)
-            findings += hold_broker(broker, config, retention, self._levels)
+            findings += hold_broker(broker, config, retention, self._levels, self._max_bytes)
         for topic in topics:
             findings.append(self._topic(topic, deadline))
         groups: dict[str, list[str]] = {}

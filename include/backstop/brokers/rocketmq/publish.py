@@ -6,6 +6,7 @@ change places (the broker's threads take them in any order), and one by one they
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,10 @@ _NOT_STORED_REMARKS = (
     "[PC_SYNCHRONIZED]", "in-sync replicas not enough", "create mapped file failed", "broker unable to service, until",
 )  # fmt: skip
 """What a SYSTEM_ERROR says that is given before anything is stored; any other one tells nothing."""
+_TOO_MUCH = re.compile(
+    r"java\.lang\.RuntimeException: message (\w+ )?size exceeded, org\.apache\.rocketmq\.store\.MessageExtEncoder\."
+)
+"""What it says while it still writes a batch down, for more bytes than one message may have."""
 _MOVED = frozenset({Said.TOPIC_NOT_EXIST, Said.INVALID_PARAMETER, Said.NO_PERMISSION, Said.SERVICE_NOT_AVAILABLE, Said.GO_AWAY})
 """Answers after which the topic's route is asked for again."""
 
@@ -152,7 +157,7 @@ class Publisher:
             for piece, result in zip(pieces, results, strict=True):
                 receipts |= _settle(piece, result)
                 code = result.code if isinstance(result, Answer) else None
-                if code == Said.MESSAGE_ILLEGAL and len(piece.ones) > 1:
+                if len(piece.ones) > 1 and _is_too_much(result):
                     alone += piece.split()  # it said no to one of them, and stored none: each by itself then
                 elif code == Said.SYSTEM_BUSY:
                     busy.append(piece)
@@ -167,7 +172,7 @@ class Publisher:
     def _route(self, topic: str, deadline: float) -> Route | Receipt:
         """Where the topic lies, or the receipt for every message of a topic that cannot be sent to."""
         try:
-            return self._routes.route(encode_topic(topic), deadline=deadline)
+            return self._routes.route(encode_topic(topic), deadline=deadline, partial=True)
         except NoSuchTopic:
             return _refused(f"there is no topic {topic!r}", for_good=True)
         except ContractBroken as error:
@@ -188,9 +193,16 @@ class Publisher:
             return _refused(f"It has {len(one.body)} bytes, and {self._max_bytes} are allowed", for_good=True)
         queues = route.writable()
         if not queues:
+            self._routes.forget(route.topic)
             return _refused("Nothing was sent: no queue of the topic can be written to")
-        key = message.message_id if message.partition_key is None else message.partition_key
-        return queues[zlib.crc32(key.encode()) % len(queues)], one
+        if message.partition_key is None:
+            # Any queue will do: while a master is away, one of the others.
+            queues = [queue for queue in queues if queue.master is not None] or queues
+            return queues[zlib.crc32(message.message_id.encode()) % len(queues)], one
+        if route.missing:
+            away = f"the broker {', '.join(route.missing)} is away"
+            return _refused(f"Nothing was sent: {away}, and without its queues nobody knows the key's")
+        return queues[zlib.crc32(message.partition_key.encode()) % len(queues)], one
 
     def _cut(self, ones: Sequence[_One], limit: int) -> Iterator[Sequence[_One]]:
         piece: list[_One] = []
@@ -212,11 +224,18 @@ def _settle(piece: _Piece, result: Result) -> Mapping[int, Receipt]:
         receipt = _refused(f"Nothing was sent: {result}")
     elif isinstance(result, Lost):
         receipt = Receipt(Outcome.UNKNOWN, error=f"No answer came: {result}")
-    elif result.code in _NOT_STORED or (result.remark or "").startswith(_NOT_STORED_REMARKS):
-        receipt = _refused(result.said(), for_good=result.code in _FOR_GOOD)
+    elif result.code in _NOT_STORED or _is_too_much(result) or (result.remark or "").startswith(_NOT_STORED_REMARKS):
+        receipt = _refused(result.said(), for_good=result.code in _FOR_GOOD or _is_too_much(result))
     else:
         receipt = Receipt(Outcome.UNKNOWN, error=result.said())
     return dict.fromkeys((one.place for one in piece.ones), receipt)
+
+
+def _is_too_much(result: Result) -> bool:
+    """Whether the broker says no to what it was given, and would say no again."""
+    if not isinstance(result, Answer):
+        return False
+    return result.code == Said.MESSAGE_ILLEGAL or bool(_TOO_MUCH.match(result.remark or ""))
 
 
 def _stored(piece: _Piece, answer: Answer) -> Mapping[int, Receipt]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backstop.brokers.rocketmq.address import endpoint
 from backstop.brokers.rocketmq.codes import Ask, Said
@@ -51,6 +51,8 @@ class Route:
     queues: tuple[Queue, ...]
     masters: Mapping[str, str | None]
     """broker name -> address, of every broker that has a part of the topic."""
+    missing: tuple[str, ...] = ()
+    """Brokers of the settings that the name servers do not know now: whether they have a part of it is not known."""
 
     def writable(self) -> list[Queue]:
         return [queue for queue in self.queues if queue.writable]
@@ -78,16 +80,18 @@ class Routes:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, Route]] = {}
 
-    def route(self, topic: str, *, deadline: float | None = None, fresh: bool = False) -> Route:
+    def route(
+        self, topic: str, *, deadline: float | None = None, fresh: bool = False, partial: bool = False
+    ) -> Route:
         """The route of a topic, by RocketMQ's name for it. Raises NoSuchTopic, BrokerUnavailable, ConfigurationError.
 
         With the option `brokers` each of them must be known to the name servers: the queues of one that is away would be
-        missing, and nothing would say so.
+        missing, and nothing would say so. `partial`: then the route says so itself (`missing`).
         """
         if not fresh:
             with self._lock:
                 read_at, known = self._known.get(topic, (float("-inf"), None))
-            if known is not None and time.monotonic() - read_at < BELIEVED_SECONDS:
+            if known is not None and time.monotonic() - read_at < BELIEVED_SECONDS and (partial or not known.missing):
                 return known
         doing = f"looking for the topic {topic}"
         at = time.monotonic()
@@ -99,8 +103,10 @@ class Routes:
                 raise NoSuchTopic(topic)
             if answer.code != Said.SUCCESS:
                 raise unavailable(doing, answer.said())
-            self._all_there(_masters(cluster), doing)
-            route = self._read(topic, answer)
+            masters = _masters(cluster)
+            if not partial:
+                self._all_there(masters, doing)
+            route = replace(self._read(topic, answer), missing=tuple(self._missing(masters)))
         except Malformed as error:
             raise unavailable(doing, str(error)) from error
         with self._lock:
@@ -153,9 +159,12 @@ class Routes:
     def _all_there(self, masters: Mapping[str, str | None], doing: str) -> None:
         if not masters:
             raise unavailable(doing, "the name servers know no broker")
-        missing = [name for name in self.brokers or () if name not in masters]
+        missing = self._missing(masters)
         if missing:
             raise unavailable(doing, f"the name servers do not know the broker {', '.join(missing)}")
+
+    def _missing(self, masters: Mapping[str, str | None]) -> list[str]:
+        return [name for name in self.brokers or () if name not in masters]
 
     def _read(self, topic: str, answer: Answer) -> Route:
         route = answer.json()

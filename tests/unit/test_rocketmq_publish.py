@@ -1,0 +1,290 @@
+"""What each answer of a broker makes of a message, told by a server that says what it is told to; and what `check` judges."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+
+from backstop.brokers.retry_levels import DELAY_LEVELS
+from backstop.brokers.rocketmq.address import Address
+from backstop.brokers.rocketmq.codes import Ask, Said
+from backstop.brokers.rocketmq.frames import ANSWER, Command, Reader, Request, encode
+from backstop.brokers.rocketmq.hold_against import (
+    Consumers,
+    WantedGroup,
+    WantedTopic,
+    hold_broker,
+    hold_permissions,
+    hold_progress,
+    hold_retries,
+    hold_subscription,
+)
+from backstop.brokers.rocketmq.measure_durability import Surveyor
+from backstop.brokers.rocketmq.pool import Pool
+from backstop.brokers.rocketmq.publish import Publisher
+from backstop.brokers.rocketmq.route import Routes
+from backstop.records import Message, Outcome
+
+Say = Callable[[Command], tuple[int, str | None] | None]
+"""(code, remark) for a send; null: silence."""
+
+
+TOO_MUCH = "java.lang.RuntimeException: message body size exceeded, org.apache.rocketmq.store."
+
+
+class Broker:
+    """Name server and broker in one: a topic `t` of one queue, and the answers that the test wants."""
+
+    def __init__(self) -> None:
+        self.say: Say = lambda _: (0, None)
+        self.sends: list[Command] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.to = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._stored = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+        self.pool = Pool(Address.parse(f"rocketmq://{self.to}"), connect_timeout=2.0)
+
+    def publisher(self, seconds: float = 5.0) -> Publisher:
+        routes = Routes(self.pool, brokers=None, answer_timeout=5.0)
+        return Publisher(self.pool, routes, send_timeout=seconds, max_bytes=1000)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        reader = Reader()
+        with connection:
+            while data := connection.recv(65536):
+                reader.feed(data)
+                while (command := reader.next()) is not None:
+                    answer = self._answer(command)
+                    if answer is not None:
+                        connection.sendall(answer)
+
+    def _answer(self, command: Command) -> bytes | None:
+        ext, body = {}, b""
+        code, remark = 0, None
+        if command.code == Ask.CLUSTER:
+            body = json.dumps({"brokerAddrTable": {"a": {"brokerAddrs": {"0": self.to}}}}).encode()
+        elif command.code == Ask.ROUTE:
+            body = json.dumps({
+                "brokerDatas": [{"brokerName": "a", "brokerAddrs": {"0": self.to}}],
+                "queueDatas": [{"brokerName": "a", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}],
+            }).encode()  # fmt: skip
+        else:
+            self.sends.append(command)
+            said = self.say(command)
+            if said is None:
+                return None
+            code, remark = said
+            ext = {"queueOffset": "7", "msgId": "id"}
+        return encode(Request(code, ext, body), command.opaque, flag=ANSWER, remark=remark)
+
+    def close(self) -> None:
+        self.pool.close()
+        self._listener.close()
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    one = Broker()
+    yield one
+    one.close()
+
+
+def send(broker: Broker, number: int = 1, seconds: float = 5.0) -> list[tuple[Outcome, bool]]:
+    receipts = broker.publisher(seconds).publish([Message("t", f"m-{i}", b"x") for i in range(number)], None)
+    return [(receipt.outcome, receipt.refused_for_good) for receipt in receipts]
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "outcome", "for_good"),
+    [
+        (Said.SUCCESS, None, Outcome.SENT, False),
+        (Said.FLUSH_DISK_TIMEOUT, None, Outcome.SENT, False),
+        (Said.FLUSH_SLAVE_TIMEOUT, None, Outcome.SENT, False),
+        (Said.SLAVE_NOT_AVAILABLE, None, Outcome.SENT, False),
+        (Said.SERVICE_NOT_AVAILABLE, "disk full", Outcome.REFUSED, False),
+        (Said.NO_PERMISSION, "no", Outcome.REFUSED, False),
+        (Said.INVALID_PARAMETER, "queueId", Outcome.REFUSED, False),
+        (Said.GO_AWAY, "please go away", Outcome.REFUSED, False),
+        (Said.MESSAGE_ILLEGAL, "too large", Outcome.REFUSED, True),
+        (Said.TOPIC_NOT_EXIST, "none", Outcome.REFUSED, True),
+        (Said.SYSTEM_ERROR, "[PC_SYNCHRONIZED]broker busy, start flow control for a while", Outcome.REFUSED, False),
+        (Said.SYSTEM_ERROR, "in-sync replicas not enough", Outcome.REFUSED, False),
+        (Said.SYSTEM_ERROR, "create mapped file failed, server is busy or broken.", Outcome.REFUSED, False),
+        (Said.SYSTEM_ERROR, "[Broker] broker unable to service, until 2026-01-01", Outcome.UNKNOWN, False),
+        (Said.SYSTEM_ERROR, "UNKNOWN_ERROR", Outcome.UNKNOWN, False),
+        (Said.SYSTEM_ERROR, "java.lang.NullPointerException, said in-sync replicas not enough", Outcome.UNKNOWN, False),
+        (Said.SYSTEM_ERROR, f"{TOO_MUCH}MessageExtEncoder.encode(MessageExtEncoder.java:290)", Outcome.REFUSED, True),
+        (Said.SYSTEM_ERROR, f"{TOO_MUCH}CommitLog.append(CommitLog.java:1)", Outcome.UNKNOWN, False),
+        (Said.SYSTEM_ERROR, None, Outcome.UNKNOWN, False),
+        (9999, "from a later version", Outcome.UNKNOWN, False),
+    ],
+)
+def test_only_what_the_broker_certainly_does_not_have_is_refused(
+    broker: Broker, code: int, remark: str | None, outcome: Outcome, for_good: bool
+) -> None:
+    broker.say = lambda _: (code, remark)
+    assert send(broker) == [(outcome, for_good)]
+    assert len(broker.sends) == 1, "nothing is sent twice"
+
+
+def test_a_busy_broker_is_asked_again_and_nothing_else_is(broker: Broker) -> None:
+    broker.say = lambda _: (Said.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]") if len(broker.sends) < 3 else (Said.SUCCESS, None)
+    assert send(broker, 5) == [(Outcome.SENT, False)] * 5
+    assert [command.code for command in broker.sends] == [Ask.SEND_BATCH] * 3
+
+
+def test_a_broker_that_stays_busy_refuses_within_the_time(broker: Broker) -> None:
+    broker.say = lambda _: (Said.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]")
+    assert send(broker, 2, seconds=0.4) == [(Outcome.REFUSED, False)] * 2
+    assert 1 < len(broker.sends) < 6
+
+
+@pytest.mark.parametrize("how", ["by its code", "in words"])
+def test_a_piece_with_one_illegal_message_is_sent_one_by_one(broker: Broker, how: str) -> None:
+    def say(command: Command) -> tuple[int, str | None]:
+        if command.code == Ask.SEND_BATCH and how == "in words":
+            return Said.SYSTEM_ERROR, f"{TOO_MUCH}MessageExtEncoder.encode(MessageExtEncoder.java:290)"
+        illegal = command.code == Ask.SEND_BATCH or "m-2" in command.ext["i"]
+        return (Said.MESSAGE_ILLEGAL, "illegal") if illegal else (Said.SUCCESS, None)
+
+    broker.say = say
+    assert send(broker, 4) == [(Outcome.SENT, False)] * 2 + [(Outcome.REFUSED, True)] + [(Outcome.SENT, False)]
+
+
+def test_silence_is_unknown_at_the_end_of_the_time(broker: Broker) -> None:
+    broker.say = lambda _: None
+    assert send(broker, 3, seconds=0.3) == [(Outcome.UNKNOWN, False)] * 3
+
+
+def test_no_send_names_a_topic_after_which_a_missing_one_would_be_made(broker: Broker) -> None:
+    send(broker)
+    assert broker.sends[0].ext["c"] not in ("TBW102", "t", "")
+
+
+def test_an_answer_without_an_offset_has_no_position(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    [known] = broker.publisher().publish([Message("t", "m", b"x")], None)
+    assert known.position and (known.position.queue_id, known.position.offset) == (0, 7)
+    [copy] = broker.publisher().publish([Message("t", "m", b"x")], "billing")
+    assert copy.outcome is Outcome.SENT and copy.position is None, "an offset in a retry topic is none of the topic's"
+    assert (broker.sends[-1].ext["b"], "RETRY_TOPIC\x01t\x02" in broker.sends[-1].ext["i"]) == ("%RETRY%billing", True)
+
+
+# check
+
+
+def test_what_a_login_may_not_read_is_said_to_be_unknown(broker: Broker) -> None:
+    broker.say = lambda _: (Said.NO_PERMISSION, "no")
+    routes = Routes(broker.pool, brokers=None, answer_timeout=5.0)
+    wanted = {"t": WantedTopic(timedelta(hours=1), {"billing": group()})}
+    found = Surveyor(broker.pool, routes, wanted, levels=DELAY_LEVELS, max_bytes=1, seconds=5.0).survey(["t"])
+    unknown = {finding.subject for finding in found if not finding.good and "may not read" in finding.says}
+    assert unknown == {"a: configuration", "group billing"}
+    assert {finding.subject for finding in found if finding.good} == {"topic t"}
+
+
+GOOD = {
+    "flushDiskType": "SYNC_FLUSH", "brokerRole": "SYNC_MASTER", "inSyncReplicas": "2", "fileReservedTime": "72",
+    "autoCreateTopicEnable": "false", "brokerPermission": "6", "messageDelayLevel": DELAY_LEVELS, "maxMessageSize": "4194304",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "bad"),
+    [
+        ({}, set()),
+        ({"brokerRole": "ASYNC_MASTER", "inSyncReplicas": "1"}, set()),
+        ({"flushDiskType": "ASYNC_FLUSH"}, {"flush"}),
+        ({"brokerRole": "SLAVE"}, {"replication"}),
+        ({"fileReservedTime": "47"}, {"retention"}),
+        ({"fileReservedTime": ""}, {"retention"}),
+        ({"autoCreateTopicEnable": "true"}, {"making topics"}),
+        ({"brokerPermission": "2"}, {"permission"}),
+        ({"messageDelayLevel": "1s 5s"}, {"delay levels"}),
+        ({"maxMessageSize": "4194303"}, {"message size"}),
+    ],
+)
+def test_a_broker_is_bad_by_what_the_settings_rely_on(changes: dict[str, str], bad: set[str]) -> None:
+    found = hold_broker("a", {**GOOD, **changes}, timedelta(hours=48), DELAY_LEVELS, 4194304)
+    assert {finding.subject for finding in found if not finding.good} == {f"a: {one}" for one in bad}
+    assert all(finding.do for finding in found if not finding.good)
+
+
+def group(tags: tuple[str, ...] | None = None, *, limit: int = 17, at_most: float = 17_100, more_than: float = 90) -> WantedGroup:
+    return WantedGroup(tags, True, timedelta(seconds=at_most), timedelta(seconds=more_than), limit)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "retry_max", "good"),
+    [
+        (group(at_most=17_140), 16, True),
+        (group(at_most=17_139), 16, False),
+        (group(limit=4, more_than=99), 3, True),
+        (group(limit=4, more_than=100), 3, False),
+        (group(limit=4), 16, False),
+        (group(limit=4), 2, False),
+        (group(limit=4), None, True),
+    ],
+    ids=["as long", "longer", "enough", "too short", "the group's own is longer", "the group's own is shorter", "not known"],
+)
+def test_retries_fit_between_a_lease_and_the_horizon(wanted: WantedGroup, retry_max: int | None, good: bool) -> None:
+    finding = hold_retries("g", DELAY_LEVELS, retry_max, wanted)
+    assert finding.good is good, finding
+    assert finding.good or finding.do
+
+
+@pytest.mark.parametrize(
+    ("expressions", "tags", "good"),
+    [
+        (None, ("eu",), True),
+        (["*"], None, True),
+        ([""], None, True),
+        (["eu || us"], ("us", "eu"), True),
+        (["eu||us"], ("eu",), False),
+        (["*"], ("eu",), False),
+        (["eu"], None, False),
+        (["eu", "us"], ("eu",), False),
+        (["SQL92: a > 1"], None, False),
+        ([], None, False),
+    ],
+)
+def test_the_settings_name_the_tags_that_consumers_subscribe_to(
+    expressions: list[str] | None, tags: tuple[str, ...] | None, good: bool
+) -> None:
+    finding = hold_subscription("g", "t", expressions, group(tags))
+    assert finding.good is good, finding
+    assert finding.good or finding.do
+
+
+def test_a_group_that_pops_does_not_acknowledge_what_it_commits() -> None:
+    popping = Consumers(1, {"CONSUME_POP"}, {"t": ["*"]})
+    assert not hold_progress("g", popping, True).good
+    assert hold_progress("g", popping, False).good
+    assert hold_progress("g", Consumers(2, {"CONSUME_PASSIVELY"}, {"t": ["*"]}), True).good
+
+
+@pytest.mark.parametrize(
+    ("queues", "away", "good"),
+    [
+        ({"a": (4, 4), "b": (4, 4)}, [], True),
+        ({"a": (8, 4)}, [], True),
+        ({"a": (4, 8)}, [], False),
+        ({"a": (4, 0)}, [], False),
+        ({"a": (4, 4)}, ["a"], False),
+        ({}, [], False),
+    ],
+)
+def test_every_queue_can_be_written_and_read(queues: dict[str, tuple[int, int]], away: list[str], good: bool) -> None:
+    assert hold_permissions("t", queues, away).good is good
