@@ -1,17 +1,17 @@
 """Makes one consumer a member of its group, and reckons which queues are its own: as RocketMQ's own clients do it.
 
-All members reckon alike from the same list, so that they share the queues without asking one another. Between two lists a queue
-may have two members; a lock of the broker's makes the new one wait until the old one has committed and let go.
+All members reckon alike from the same list, so that they share the queues without a leader.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from backstop.brokers.rocketmq.codes import Ask
-from backstop.brokers.rocketmq.frames import Request
+from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
 
 EVERY_TAG = "*"
 
@@ -58,30 +58,41 @@ def ask_members(group: str) -> Request:
     return Request(Ask.CONSUMER_IDS, {"consumerGroup": group})
 
 
-def lock(client: str, group: str, queues: Iterable[MessageQueue]) -> Request:
-    """Asks for queues of one broker, or keeps them; the answer names those that are the client's. Held for 60 s."""
-    return Request(Ask.LOCK_QUEUES, {}, _locks(client, group, queues))
+def ask_running_info(group: str, client: str) -> Request:
+    """Asks another member, by way of the broker, what it is doing."""
+    return Request(Ask.RUNNING_INFO, {"consumerGroup": group, "clientId": client, "jstackEnable": False})
 
 
-def unlock(client: str, group: str, queues: Iterable[MessageQueue]) -> Request:
-    return Request(Ask.UNLOCK_QUEUES, {}, _locks(client, group, queues))
+def queues_in(answer: Answer) -> set[MessageQueue]:
+    """The queues that a member says to have; none, where its answer cannot be read."""
+    try:
+        named = [dict(key) for key in answer.json()["mqTable"]]
+        return {MessageQueue(one["topic"], one["brokerName"], int(one["queueId"])) for one in named}
+    except (Malformed, KeyError, TypeError, ValueError):
+        return set()
 
 
-def running_info(
-    client: str, filters: Mapping[str, str], version: int, rows: Mapping[MessageQueue, tuple[int, int, int]], *, locked_at: int
-) -> bytes:
+def running_info(filters: Mapping[str, str], version: int, rows: Mapping[MessageQueue, tuple[int, int, int]]) -> bytes:
     """What a Java client tells an administrator; `rows`: for each queue what may be committed, what is pulled next, how many
     are in hand. Its keys are objects, which JSON has not."""
     table = ",".join(
         f"{_json(queue.named()).decode()}:" + _json({
             "commitOffset": lowest, "cachedMsgMinOffset": lowest, "cachedMsgMaxOffset": following - 1, "cachedMsgCount": held,
-            "locked": True, "lastLockTimestamp": locked_at, "droped": False, "lastPullTimestamp": 0, "lastConsumeTimestamp": 0,
+            "locked": False, "lastLockTimestamp": 0, "droped": False, "lastPullTimestamp": 0, "lastConsumeTimestamp": 0,
         }).decode()
         for queue, (lowest, following, held) in rows.items()
     )  # fmt: skip
     properties = {"PROP_CONSUME_TYPE": "CONSUME_PASSIVELY", "PROP_CLIENT_VERSION": "V5_3_3", "PROP_CONSUMEORDERLY": "false"}
     rest = _json({"properties": properties, "subscriptionSet": _subscriptions(filters, version), "statusTable": {}}).decode()
     return f'{rest[:-1]},"mqTable":{{{table}}}}}'.encode()
+
+
+def subscription(tags: Iterable[str]) -> str:
+    """A filter as RocketMQ writes it; every message where there is none, or a tag that it cannot name: then only we filter."""
+    named = sorted(set(tags))
+    if not all(re.fullmatch(r"(?!\*\Z)[^\s\x00-\x20\x7f|]+", tag) for tag in named):
+        return EVERY_TAG
+    return " || ".join(named) or EVERY_TAG
 
 
 def tags_of(text: str) -> list[str]:
@@ -107,11 +118,6 @@ def _subscriptions(filters: Mapping[str, str], version: int) -> list[dict[str, o
         }
         for topic, text in filters.items()
     ]  # fmt: skip
-
-
-def _locks(client: str, group: str, queues: Iterable[MessageQueue]) -> bytes:
-    named = [queue.named() for queue in queues]
-    return _json({"consumerGroup": group, "clientId": client, "onlyThisBroker": True, "mqSet": named})
 
 
 def _json(body: object) -> bytes:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.in_hand import InHand
 from backstop.brokers.rocketmq.lines import Lines
-from backstop.brokers.rocketmq.members import EVERY_TAG, tags_of
 from backstop.brokers.rocketmq.names import RETRY
+from backstop.brokers.rocketmq.properties import tag_of
 from backstop.brokers.rocketmq.share_queues import QueueShare
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.brokers.rocketmq.unavailable import unavailable
@@ -36,10 +36,11 @@ class Puller:
     """The pulls of one consumer. Not shared between threads."""
 
     def __init__(
-        self, lines: Lines, share: QueueShare, group: str, filters: Mapping[str, str], *, batch: int, seconds: float
-    ) -> None:
-        self._lines, self._share, self._group, self._filters = lines, share, group, filters
-        self._tags = {topic: frozenset(tags_of(text)) for topic, text in filters.items() if text != EVERY_TAG}
+        self, lines: Lines, share: QueueShare, group: str, filters: Mapping[str, str], tags: Mapping[str, Collection[str]], *,
+        batch: int, seconds: float,
+    ) -> None:  # fmt: skip
+        """Topics are RocketMQ's; `filters` as subscribed to, `tags`: the same as tags, where not every message is wanted."""
+        self._lines, self._share, self._group, self._filters, self._tags = lines, share, group, filters, tags
         self._batch, self._seconds = batch, seconds
         self._turn = 0
 
@@ -129,4 +130,4 @@ class Puller:
     def _is_for(self, hand: InHand, stored: Stored) -> bool:
         """The broker compares the hashes of tags; the tag itself is for the consumer to compare."""
         tags = self._tags.get(hand.queue.topic)
-        return tags is None or stored.properties.get("TAGS") in tags
+        return tags is None or tag_of(stored.properties) in tags

@@ -30,7 +30,7 @@ from backstop.brokers.rocketmq.frames import Request
 from backstop.brokers.rocketmq.hear import Ear
 from backstop.brokers.rocketmq.in_hand import Held
 from backstop.brokers.rocketmq.lines import Lines
-from backstop.brokers.rocketmq.members import EVERY_TAG
+from backstop.brokers.rocketmq.members import EVERY_TAG, subscription
 from backstop.brokers.rocketmq.names import RETRY, decode, encode_group, encode_topic, queue_number, retry_topic
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.properties import message_of
@@ -64,7 +64,8 @@ class RocketMQSubscription:
         message. All consumers of a group must have the same topics and filters, as everywhere with RocketMQ."""
         self._group, self._limit, self._levels = encode_group(group), delivery_limit, list(levels)
         self._brokers, self._origins = routes.brokers, Origins(pool, routes, seconds=seconds)
-        filters = {encode_topic(topic): " || ".join((tags or {}).get(topic, ())) or EVERY_TAG for topic in topics}
+        wanted = {encode_topic(topic): frozenset(some) for topic in topics if (some := (tags or {}).get(topic))}
+        filters = {name: subscription(wanted.get(name, ())) for name in map(encode_topic, topics)}
         filters[retry_topic(group)] = EVERY_TAG
         client = f"{encode_group(consumer[:40])}@{os.getpid()}#{secrets.token_hex(6)}"
         self._ear = Ear()
@@ -73,7 +74,7 @@ class RocketMQSubscription:
             self._lines, routes, self._ear, client=client, group=self._group, filters=filters, seconds=seconds
         )
         self._ear.answer_with(self._share.running_info)
-        self._puller = Puller(self._lines, self._share, self._group, filters, batch=pull_batch, seconds=seconds)
+        self._puller = Puller(self._lines, self._share, self._group, filters, wanted, batch=pull_batch, seconds=seconds)
         self._out: dict[str, Held] = {}
         """What was handed out and is not done with, by its broker_id."""
         self._later: list[tuple[float, int, Held]] = []

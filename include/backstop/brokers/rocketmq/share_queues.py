@@ -1,21 +1,19 @@
 """Keeps one consumer's share of its group's queues: joins, takes what is allotted to it, lets go of what is another's.
 
-A queue is let go in this order: commit, forget, unlock. Whoever takes it locks it first and asks for the committed offset then,
-so that it neither skips nor repeats what the other one had done. A lock whose holder is gone, or is busy for longer than
-HANDOVER_SECONDS, is passed over: then what the other one still has in hand comes twice.
+A queue is let go after its commit, and taken when the one that had it says that it has let it go.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from backstop.brokers.rocketmq.codes import Said
 from backstop.brokers.rocketmq.committed import commit, committed, take_queues
 from backstop.brokers.rocketmq.exchange import Result
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.hand_over import Handover
 from backstop.brokers.rocketmq.hear import Ear
 from backstop.brokers.rocketmq.in_hand import InHand
 from backstop.brokers.rocketmq.lines import Lines
@@ -25,9 +23,7 @@ from backstop.brokers.rocketmq.members import (
     ask_members,
     heartbeat,
     leave,
-    lock,
     running_info,
-    unlock,
 )
 from backstop.brokers.rocketmq.names import RETRY
 from backstop.brokers.rocketmq.route import NoSuchTopic, Route, Routes
@@ -38,25 +34,10 @@ from backstop.errors import BrokerUnavailable
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 20.0
-"""The broker keeps a lock for 60 s, and a member that says nothing for 120 s."""
+"""The broker keeps a member that says nothing for 120 s."""
 REBALANCE_SECONDS = 20.0
 """How often it reckons its share anew without being told that a member came or went."""
-HANDOVER_SECONDS = 10.0
-"""How long it waits for a member that still holds a queue which is now this one's."""
-LOCK_SECONDS = 0.1
 RETRY_SECONDS = 1.0
-
-_Make = Callable[[str, str, Iterable[MessageQueue]], Request]
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A queue that is allotted to this consumer and not yet taken."""
-
-    topic: str
-    since: float
-    held_by_member: bool
-    """Whether the one that had it before is a member still, as far as can be reckoned."""
 
 
 class QueueShare:
@@ -74,11 +55,9 @@ class QueueShare:
         """Brokers whose connection was lost and was not made again, and why."""
         self.forgot = False
         """Something that was in hand is not any more."""
-        self._waiting: dict[MessageQueue, _Waiting] = {}
+        self._handover = Handover(lines, group)
         self._members: dict[str, list[str]] = {}
-        self._rebalance_at = self._lock_at = self._heartbeat_at = 0.0
-        self._locked_at = 0
-        """When the locks were asked for last, in milliseconds as RocketMQ has them."""
+        self._rebalance_at = self._heartbeat_at = 0.0
         self._pulses: list[tuple[str, int]] = []
 
     def keep(self) -> None:
@@ -95,8 +74,8 @@ class QueueShare:
                 if not self.hands:
                     raise
                 log.warning("The queues are shared as before. %s", error)
-        elif self._waiting and now >= self._lock_at:
-            self._take_over(now + self._seconds)
+        elif self._handover.queues:
+            self._take_over()
         self.pulse()
 
     @property
@@ -104,10 +83,11 @@ class QueueShare:
         """When `keep` has something to do, unless a push comes before."""
         if self._ear.members_changed:
             return 0.0
-        return min(self._rebalance_at, self._heartbeat_at, self._lock_at if self._waiting else self._rebalance_at)
+        handover = self._handover.due_at
+        return min(self._rebalance_at, self._heartbeat_at, self._rebalance_at if handover is None else handover)
 
     def pulse(self) -> None:
-        """Says that it lives and keeps its locks, without waiting for an answer."""
+        """Says that it lives, without waiting for an answer."""
         self._lines.pump()
         waiting: list[tuple[str, int]] = []
         for broker, number in self._pulses:
@@ -121,10 +101,8 @@ class QueueShare:
         now = time.monotonic()
         if now < self._heartbeat_at:
             return
-        self._heartbeat_at, self._locked_at = now + HEARTBEAT_SECONDS, time.time_ns() // 1_000_000
-        requests = [(broker, self._heartbeat()) for broker in self._lines.brokers]
-        requests += self._of_brokers(lock, self.hands)
-        started = [(broker, self._lines.start(broker, request)) for broker, request in requests]
+        self._heartbeat_at = now + HEARTBEAT_SECONDS
+        started = [(broker, self._lines.start(broker, self._heartbeat())) for broker in self._lines.brokers]
         self._pulses += [(broker, number) for broker, number in started if number is not None]
 
     def commit(self, hands: Iterable[InHand]) -> None:
@@ -147,7 +125,7 @@ class QueueShare:
     def running_info(self) -> bytes:
         """What an administrator gets to see of this consumer."""
         rows = {queue: (hand.lowest, hand.next_offset, hand.size) for queue, hand in self.hands.items()}
-        return running_info(self._client, self._filters, self.version, rows, locked_at=self._locked_at)
+        return running_info(self._filters, self.version, {**dict.fromkeys(self._handover.queues, (0, 0, 0)), **rows})
 
     def refresh(self, topic: str) -> None:
         """Something is wrong with a queue of the topic: look where it is before anything else."""
@@ -160,11 +138,10 @@ class QueueShare:
             self.commit(self.hands.values())
         except BrokerUnavailable as error:
             log.warning("What was acknowledged last may come again. %s", error)
-        requests = self._of_brokers(unlock, self.hands)
-        requests += [(broker, leave(self._client, self._group)) for broker in self._lines.brokers]
+        requests = [(broker, leave(self._client, self._group)) for broker in self._lines.brokers]
         self._lines.ask(requests, time.monotonic() + self._seconds)
         self.hands.clear()
-        self._waiting.clear()
+        self._handover.want({})
 
     def _rebalance(self, deadline: float) -> None:
         doing = "sharing the group's queues"
@@ -174,26 +151,24 @@ class QueueShare:
         if any(topic.startswith(RETRY) and topic not in routes for topic in self._filters):
             self._rebalance_at = time.monotonic() + RETRY_SECONDS  # the broker makes it when it hears of the first member
         members = self._read_members(doing)
-        wanted: dict[MessageQueue, str] = {}
+        wanted: dict[MessageQueue, str | None] = {}
         for topic, route in routes.items():
             queues = [MessageQueue(topic, one.broker, one.queue_id) for one in route.readable() if one.broker in members]
             if not queues:
                 continue
             now_in = members[min(queue.broker for queue in queues)]
-            before = self._members.get(topic, [one for one in now_in if one != self._client])
+            others = set(now_in) - {self._client}
+            before = self._members.get(topic, others)
             had = {queue: one for one in before for queue in allocate(queues, before, one)}
             self._members[topic] = now_in
-            for queue in allocate(queues, now_in, self._client):
-                wanted[queue] = had.get(queue, "")
-        members_now = {one for ids in members.values() for one in ids}
+            wanted |= {
+                queue: holder if (holder := had.get(queue)) in others else None
+                for queue in allocate(queues, now_in, self._client)
+            }
         self._let_go([hand for queue, hand in self.hands.items() if queue not in wanted])
-        self._waiting = {
-            queue: self._waiting.get(queue) or _Waiting(queue.topic, time.monotonic(), had in members_now - {self._client})
-            for queue, had in wanted.items()
-            if queue not in self.hands
-        }
+        self._handover.want({queue: holder for queue, holder in wanted.items() if queue not in self.hands})
         self._follow_moves(doing)
-        self._take_over(deadline)
+        self._take_over()
 
     def _read_routes(self, deadline: float) -> dict[str, Route]:
         routes = {}
@@ -248,7 +223,6 @@ class QueueShare:
         for hand in hands:
             self.hands.pop(hand.queue, None)
         self.forgot = True
-        self.ask(self._of_brokers(unlock, [hand.queue for hand in hands]), "letting queues go")
 
     def _follow_moves(self, doing: str) -> None:
         """Somebody who sets the group's offset by hand does not tell the consumers: they look."""
@@ -260,30 +234,10 @@ class QueueShare:
                 hand.move(offset)
                 self.forgot = True
 
-    def _take_over(self, deadline: float) -> None:
-        """Takes the queues that wait, each when its lock is there or nobody can be waited for."""
-        self._lock_at = time.monotonic() + LOCK_SECONDS
-        doing = "taking queues over"
-        requests = self._of_brokers(lock, self._waiting)
-        mine: set[MessageQueue] = set()
-        for answer in self.ask(requests, doing):
-            if answer.code == Said.SUCCESS:
-                mine |= _locked(answer, doing)
-        now = time.monotonic()
-        ready = [
-            queue
-            for queue, its in self._waiting.items()
-            if queue in mine or not its.held_by_member or now - its.since > HANDOVER_SECONDS
-        ]
-        for hand in take_queues(self.ask, self._group, ready, doing):
+    def _take_over(self) -> None:
+        for hand in take_queues(self.ask, self._group, self._handover.ready(), "taking queues over"):
             self.hands[hand.queue] = hand
-            del self._waiting[hand.queue]
-
-    def _of_brokers(self, make: _Make, queues: Iterable[MessageQueue]) -> list[tuple[str, Request]]:
-        by_broker: dict[str, list[MessageQueue]] = {}
-        for queue in queues:
-            by_broker.setdefault(queue.broker, []).append(queue)
-        return [(broker, make(self._client, self._group, its)) for broker, its in by_broker.items()]
+            self._handover.taken(hand.queue)
 
     def _heartbeat(self) -> Request:
         return heartbeat(self._client, self._group, self._filters, self.version)
@@ -302,16 +256,8 @@ class QueueShare:
         self._lines.drop(broker)
         self._forget_hands(broker)
         self._pulses = [(one, number) for one, number in self._pulses if one != broker]
+        self._handover.forget(broker)
 
     def _forget_hands(self, broker: str) -> None:
         self.forgot = True
         self.hands = {queue: hand for queue, hand in self.hands.items() if queue.broker != broker}
-        self._waiting = {queue: its for queue, its in self._waiting.items() if queue.broker != broker}
-
-
-def _locked(answer: Answer, doing: str) -> set[MessageQueue]:
-    try:
-        found = answer.json()["lockOKMQSet"] or []
-        return {MessageQueue(one["topic"], one["brokerName"], int(one["queueId"])) for one in found}
-    except (Malformed, KeyError, TypeError, ValueError) as error:
-        raise unavailable(doing, f"an answer about locks cannot be read: {error}") from error
