@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -77,13 +79,26 @@ def test_a_concurrent_groups_consumers_hold_queues_without_a_lock_and_share_them
         assert not any(one.locked for one in broker.holders(topic, group))
 
 
-def test_a_consumer_that_does_not_answer_is_one_that_does_not_tell(world: World, broker: Adapter) -> None:
+def test_a_consumer_that_does_not_answer_is_one_that_does_not_tell(
+    world: World, broker: Adapter, shared_rocketmq: RocketMQ, tmp_path: Path
+) -> None:
     topic = world.made(1)
     group = f"g-{topic}"
-    subscription = broker.subscribe(group, [topic], "ours")
-    subscription.fetch(1, timedelta(milliseconds=100))
-    [holder] = broker.holders(topic, group)
-    assert holder.consumer and not holder.locked
+    with JavaPeer(shared_rocketmq, tmp_path) as other:
+        other.consume(group, topic)
+        world.until(lambda: [one.queue_id for one in broker.holders(topic, group)] == [0])
+        os.kill(other.pid, signal.SIGSTOP)
+        [holder] = broker.holders(topic, group)
+        os.kill(other.pid, signal.SIGCONT)
+    assert holder.queue_id is None and not holder.locked
+
+
+def test_a_consumer_of_ours_tells_its_queues_too(world: World, broker: Adapter) -> None:
+    topic = world.made(2)
+    subscription = broker.subscribe(f"g-{topic}", [topic], "ours")
+    world.until(lambda: subscription.fetch(1, timedelta(milliseconds=20)) or len(broker.holders(topic, f"g-{topic}")) == 2)
+    told = broker.holders(topic, f"g-{topic}")
+    assert [(one.queue_id, one.locked) for one in told] == [(0, False), (1, False)]
     subscription.close()
 
 

@@ -80,13 +80,15 @@ def _queues(
     found: list[tuple[int, bool, datetime | None]] = []
     try:
         told: dict[Any, Any] = answer.json()
+        # A client calls every queue of its own locked; a lock it is in an ordered group only.
+        ordered = str((told.get("properties") or {}).get("PROP_CONSUMEORDERLY", "")).lower() == "true"
         tables = [told.get("mqTable") or {}, told.get("mqPopTable") or {}]
         for key, state in (item for table in tables for item in table.items()):
             queue = fastjson.members(key)
             if queue["topic"] != topic or state.get("droped"):
                 continue
             number = queue_number(queue["brokerName"], int(queue["queueId"]), tuple(brokers) if brokers is not None else None)
-            locked = bool(state.get("locked"))
+            locked = ordered and bool(state.get("locked"))
             found.append((number, locked, as_datetime(int(state["lastLockTimestamp"])) if locked else None))
     except (Malformed, KeyError, TypeError, ValueError, AttributeError):
         return None  # a client of another kind: that it is connected is all that is known of it
