@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -463,3 +464,33 @@ def test_an_address_that_is_none_is_refused_and_never_shown(url: str) -> None:
 def test_certificates_that_cannot_be_read_are_refused_when_the_broker_is_opened() -> None:
     with pytest.raises(ConfigurationError):
         Pool(Address.parse("rocketmq://a:1?tls=true&ca=/no/such/file"), connect_timeout=1)
+
+
+def test_a_forked_child_does_not_speak_into_its_parents_connections(peer: Callable[[Script], Peer]) -> None:
+    server = peer(echo)
+    pool = Pool(address(server.to), connect_timeout=5)
+    assert pool.ask(server.to, Request(1), soon(LONG)).code == 0
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if pool.ask(server.to, Request(1, {}, b"child"), soon(LONG)).body == b"child" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert pool.ask(server.to, Request(1), soon(LONG)).code == 0
+    assert server.connections == 2
+    pool.close()
+
+
+def test_a_server_that_nobody_can_connect_to_leaves_time_for_the_others(peer: Callable[[Script], Peer]) -> None:
+    good = peer(echo)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        held = [socket.socket() for _ in range(4)]
+        for one in held:  # the queue of those who wait to be taken is full: further ones get no answer at all
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                one.connect(("127.0.0.1", port))
+        pool = Pool(address(good.to), connect_timeout=60)
+        results = pool.ask_all([(f"127.0.0.1:{port}", Request(1)), (good.to, Request(1))], soon(2.0))
+        for one in held:
+            one.close()
+    assert [type(result) for result in results] == [NotSent, Command]
+    pool.close()

@@ -23,6 +23,7 @@ _VERSION = 485
 """5.3.3. Above 4.9.3 every field of a request is signed."""
 _LANGUAGE, _LANGUAGE_CODE = "PYTHON", 3
 _JSON, _BINARY = 0, 1
+_TO_JSON = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 _LENGTHS = struct.Struct(">II")
 _BINARY_HEAD = struct.Struct(">hBhiii")
 _SHORT, _INT = struct.Struct(">h"), struct.Struct(">i")
@@ -122,7 +123,7 @@ def encode(
         }  # fmt: skip
         if remark is not None:
             command["remark"] = remark
-        head, kind = json.dumps(command, ensure_ascii=False, separators=(",", ":")).encode(), _JSON
+        head, kind = _TO_JSON(command).encode(), _JSON
     return b"".join((_LENGTHS.pack(4 + len(head) + len(request.body), kind << 24 | len(head)), head, request.body))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ class Pool:
         self.address, self.connect_timeout = address, connect_timeout
         self._context = address.context()
         self._idle: dict[str, list[Session]] = {}
+        self._process = os.getpid()
         self._lock = threading.Lock()
 
     def ask(self, to: str, request: Request, deadline: float) -> Answer:
@@ -43,12 +45,13 @@ class Pool:
             places.setdefault(to, []).append(place)
         results: list[Result | None] = [None] * len(requests)
         sessions: list[tuple[str, Session]] = []
-        for to, its in places.items():
+        for place, (to, its) in enumerate(places.items()):
+            share = (deadline - time.monotonic()) / (len(places) - place)  # one that takes long leaves time for the others
             try:
-                sessions.append((to, self.take(to, deadline)))
+                sessions.append((to, self.take(to, time.monotonic() + share)))
             except NotSent as error:
-                for place in its:
-                    results[place] = error
+                for one in its:
+                    results[one] = error
         plans = [(session, [requests[place][1] for place in places[to]]) for to, session in sessions]
         try:
             ended = exchange(plans, deadline, window=window)
@@ -66,6 +69,8 @@ class Pool:
         """An open connection to that server. Raises NotSent."""
         while True:
             with self._lock:
+                if self._process != os.getpid():  # a forked child must not speak into its parent's connections
+                    self._process, self._idle = os.getpid(), {}
                 idle = self._idle.get(to)
                 session = idle.pop() if idle else None
             if session is None:
