@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +21,7 @@ import pytest
 from backstop.local.child import Child
 from backstop.local.fetch_rocketmq import HOME, installed
 from backstop.local.ports import LOOPBACK, free_port, is_taken
+from backstop.local.rocketmq import NO_REPLICAS
 from compile_java import compiled, java
 from rocketmq_admin import Answer, Refused, ask
 from rocketmq_tls import write_certificates
@@ -30,7 +31,7 @@ LOGIN = ("backstop", "s3cret-of/Backstop@never:shown")
 """Who may do everything on a server with access control."""
 START_SECONDS = 120.0
 _JAVA = Path(__file__).parent / "java" / "rocketmq"
-OF_THE_SERVER = (_JAVA / "NoReplicas.java", _JAVA / "LoopbackProxy.java")
+OF_THE_SERVER = (NO_REPLICAS, _JAVA / "LoopbackProxy.java")
 """What keeps each of its ports on the loopback."""
 OPENED = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -44,10 +45,11 @@ SETTINGS = {
     "mappedFileSizeTimerLog": "1048576", "maxIndexNum": "100000", "maxHashSlotNum": "50000", "diskMaxUsedSpaceRatio": "99",
     "registerNameServerPeriod": "10000", "traceTopicEnable": "false", "enableCalcFilterBitMap": "false",
     "sendMessageThreadPoolNums": "2", "pullMessageThreadPoolNums": "4", "adminBrokerThreadPoolNums": "2",
-    "reviveScanTime": "1000", "popFromRetryProbability": "100",
+    "reviveScanTime": "1000", "popFromRetryProbability": "100", "waitTimeMillsInSendQueue": "10000",
+    "waitTimeMillsInPullQueue": "20000", "waitTimeMillsInAckQueue": "20000", "osPageCacheBusyTimeOutMills": "20000",
     "messageDelayLevel": "1s 1s 1s 2s 2s 5s 10s 30s 1m 2m 5m 10m 20m 30m 1h 2h 3h 4h",
 }  # fmt: skip
-"""Small, and quick to deliver again; the delays of the levels from the sixth on grow as the server's own do."""
+"""Small, patient on a busy machine, and quick to deliver again; the delays from the sixth level on grow as the server's do."""
 LOSES_WHEN_KILLED = {
     "transientStorePoolEnable": "true", "transientStorePoolSize": "3", "mappedFileSizeCommitLog": "16777216",
     "commitIntervalCommitLog": "2000", "commitCommitLogLeastPages": "4096", "commitCommitLogThoroughInterval": "2000",
@@ -184,7 +186,7 @@ class RocketMQ:
             "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False,
             "attributes": f"+message.type={kind}" if kind else "",
         })  # fmt: skip
-        self._wait_for_route(topic)
+        self.until(f"the route of {topic}", lambda: self.name in self.brokers_of(topic))
 
     def delete_topic(self, topic: str) -> None:
         self.ask(215, {"topic": topic})
@@ -197,6 +199,34 @@ class RocketMQ:
             "whichBrokerWhenConsumeSlowly": 1, "notifyConsumerIdsChangedEnable": True,
         }).encode()  # fmt: skip
         self.ask(200, body=body)
+
+    def create_user(self, name: str, password: str, allowed: Mapping[str, Sequence[str]]) -> None:
+        """With access control: a user and its rights, as {"Topic:orders": ["Pub", "Sub", "Get"], "Group:*": ["Sub"]}."""
+        self.ask(3001, {"username": name}, json.dumps({"username": name, "password": password, "userType": "Normal"}).encode())
+        policies = [{"policyType": "Custom", "entries": [
+            {"resource": resource, "actions": list(actions), "decision": "Allow"} for resource, actions in allowed.items()
+        ]}]  # fmt: skip
+        subject = f"User:{name}"
+        self.ask(3006, {"subject": subject}, json.dumps({"subject": subject, "policies": policies}).encode())
+
+    def knows(self, topic: str) -> bool:
+        return bool(self.brokers_of(topic))
+
+    def brokers_of(self, topic: str) -> dict[str, str]:
+        """broker name -> master, of the topic's route; empty: the name server knows no such topic."""
+        found = self.ask_namesrv(105, {"topic": topic, "acceptStandardJsonOnly": True}, ok=(0, 17))
+        if found.code == 17:
+            return {}
+        return {one["brokerName"]: one["brokerAddrs"]["0"] for one in json.loads(found.body)["brokerDatas"]
+                if "0" in one["brokerAddrs"]}  # fmt: skip
+
+    def until(self, what: str, holds: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
+        """Waits for a condition; returns what it said."""
+        deadline = time.monotonic() + seconds
+        while not (found := holds()):
+            assert time.monotonic() < deadline, f"{what} did not come within {seconds:.0f} s"
+            time.sleep(0.01)
+        return found
 
     def configure(self, **settings: object) -> None:
         """Changes settings of the running broker."""
@@ -211,19 +241,12 @@ class RocketMQ:
 
     # -- the parts -------------------------------------------------------------------------------------------
 
-    def _wait_for_route(self, topic: str) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while self.ask_namesrv(105, {"topic": topic}, ok=(0, 17)).code == 17:
-            assert time.monotonic() < deadline, f"the name server never heard of {topic}"
-            time.sleep(0.01)
-
     def _registered(self) -> bool:
         try:
             self.register_now()
-            found = self.ask_namesrv(105, {"topic": self.name}, ok=(0, 17))
+            return self.brokers_of(self.name).get(self.name) == self.address
         except (OSError, Refused):
             return False  # not up yet; the caller knows the deadline and whether the process lives
-        return found.code == 0 and self.address.encode() in found.body
 
     def _ready(self) -> bool:
         return self._registered() and (self.grpc_port is None or is_taken(self.grpc_port))
@@ -266,6 +289,7 @@ class RocketMQ:
             proxy.write_text(json.dumps({
                 "rocketMQClusterName": CLUSTER, "namesrvAddr": self.namesrv, "localServeAddr": LOOPBACK,
                 "grpcServerPort": self.grpc_port, "grpcThreadPoolNums": 4, "grpcThreadPoolQueueCapacity": 1000,
+                "minInvisibleTimeMillsForRecv": 1000, "enableProxyAutoRenew": False,
             }))  # fmt: skip
             program = [
                 "org.apache.rocketmq.proxy.LoopbackProxy", "-pm", "local", "-n", self.namesrv, "-bc", str(written),

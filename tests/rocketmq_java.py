@@ -21,7 +21,7 @@ from typing import Any, Self
 from compile_java import class_path, compiled, java
 from rocketmq import OF_THE_SERVER, RocketMQ
 
-SOURCES = sorted(set(OF_THE_SERVER[0].parent.glob("*.java")) - set(OF_THE_SERVER))
+SOURCES = sorted(set((Path(__file__).parent / "java" / "rocketmq").glob("*.java")) - set(OF_THE_SERVER))
 WAIT_SECONDS = 60.0
 
 
@@ -150,8 +150,8 @@ class JavaPeer:
         batch: bool = False, **each: Any,
     ) -> list[dict[str, Any]]:
         """Sends synchronously, one after the other (`batch`: as one batch). A body, or a mapping with `body` and any of keys,
-        tags, sharding, queue, level, delay_ms, properties; `each` is for all of them. Answers: status, broker, queue, offset,
-        uniq_key, offset_id; or error."""
+        tags, sharding, queue, level, delay_ms, properties; `each` is for all of them. `compress`: from so many bytes
+        on (0: never). Answers: status, broker, queue, offset, uniq_key, offset_id; or error."""
         messages = []
         for body in bodies:
             wanted = {"topic": topic, **each, **({"body": body} if isinstance(body, bytes) else body)}

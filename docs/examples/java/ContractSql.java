@@ -37,6 +37,9 @@ final class ContractSql {
 
     /** A list with one element: this example handles one message at a time. */
     static Array one(Connection connection, String type, Object value) throws SQLException {
+        if (value instanceof byte[]) { // the driver takes bytes only so
+            return connection.createArrayOf(type, new byte[][] {(byte[]) value});
+        }
         return connection.createArrayOf(type, new Object[] {value});
     }
 

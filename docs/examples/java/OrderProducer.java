@@ -42,10 +42,13 @@ public final class OrderProducer {
         orders.producer.setRetryTimesWhenSendFailed(0); // the client's own retries are off: each would be another copy
         orders.producer.setSendMsgTimeout((int) (MAX_SEND_SECONDS * 900));
         orders.producer.start();
-        for (int i = 2; i < arguments.length; i++) {
-            System.out.println(arguments[i] + " " + orders.place(arguments[1], arguments[i]));
+        try {
+            for (int i = 2; i < arguments.length; i++) {
+                System.out.println(arguments[i] + " " + orders.place(arguments[1], arguments[i]));
+            }
+        } finally {
+            orders.producer.shutdown();
         }
-        orders.producer.shutdown();
     }
 
     private String place(String topic, String id) throws SQLException {

@@ -19,7 +19,7 @@ final class Produce {
         this.peer = peer;
     }
 
-    /** Order: group, compress (bytes from which on bodies are compressed), batch, messages. Answer: one entry a message. */
+    /** Order: group, compress (bytes from which on bodies are compressed; 0: never), batch, messages. Answer: one entry a message. */
     JSONArray send(JSONObject order) throws Exception {
         DefaultMQProducer producer = producer(order.getString("group"), order.getIntValue("compress"));
         List<Message> messages = new ArrayList<>();
@@ -93,9 +93,8 @@ final class Produce {
             producer.setVipChannelEnabled(false);
             producer.setRetryTimesWhenSendFailed(0);
             producer.setPollNameServerInterval(1000);
-            if (compress > 0) {
-                producer.setCompressMsgBodyOverHowmuch(compress);
-            }
+            producer.setSendMsgTimeout(20_000);
+            producer.setCompressMsgBodyOverHowmuch(compress > 0 ? compress : Integer.MAX_VALUE);
             producer.start();
             producers.put(group + compress, producer);
         }
