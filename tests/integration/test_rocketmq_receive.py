@@ -348,12 +348,13 @@ class TestHandingBack:
             subscription.hand_back(poison, after=NOTHING, counts=True)
             subscription.hand_back(poison, after=NOTHING, counts=True)
             if deliveries < LIMIT:
-                assert its.broker.retry_pending(its.topic, its.group) == 1
+                assert its.broker.retry_pending(its.topic, its.group) >= 1
                 [poison] = get(subscription, 1)
         assert subscription.fetch(1, timedelta(seconds=2)) == []
         [letter] = its.broker.dead_letters(its.group)
         assert (letter.message_id, letter.topic) == ("poison", its.topic)
-        assert its.all_passed() and its.broker.retry_pending(its.topic, its.group) == 0
+        assert its.all_passed()
+        until(lambda: its.broker.retry_pending(its.topic, its.group) == 0, "nothing waits any more")
         subscription.close()
 
     def test_what_is_handed_back_uncounted_spends_nothing_and_is_not_passed(self, world: Callable[[int], World]) -> None:
