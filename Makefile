@@ -48,6 +48,7 @@ test-unit: setup ## unit tests only (within 60 s)
 
 test-brokers: setup activemq rocketmq ## the broker contract on every broker, all tests on real ActiveMQ and RocketMQ, and the demo on each
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" tests/contract/test_broker_contract.py tests/contract/test_redis_streams.py \
+	  tests/unit/test_java_example.py tests/acceptance/test_other_brokers.py \
 	  $$(ls -d tests/*/test_activemq*.py tests/*/test_rocketmq*.py) $(ARGS)
 
 test-all: setup mariadb activemq rocketmq lint types ## everything, the long tests too (seeds, soaks)
