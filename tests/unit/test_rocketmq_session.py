@@ -32,9 +32,9 @@ class Peer:
         self._script = script
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.to = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.over, self.left = threading.Event(), threading.Event()
+        self.over = threading.Event()
         self.took: list[Command] = []
-        self.connections = 0
+        self.connections, self.ended = 0, 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -49,7 +49,7 @@ class Peer:
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
             self._script(self, connection)
-        self.left.set()
+        self.ended += 1
 
     def requests(self, connection: socket.socket) -> Iterator[Command]:
         reader = Reader()
@@ -268,7 +268,7 @@ def test_answers_that_came_before_the_connection_broke_count(peer: Callable[[Scr
         server = peer(answer_and_leave)
         with_one = session(server)
         [first] = with_one.start([Request(1, {}, b"a")])
-        wait_until(server.left.is_set)
+        wait_until(lambda: server.ended == 1)  # noqa: B023
         results = with_one.start([Request(1, {}, b"b" * 1000)])
         assert with_one.collect(soon(LONG))[first].body == b"a", "writing into the broken connection must not hide it"
         assert isinstance(with_one.conclude(results[0]), Lost | NotSent)
@@ -405,7 +405,7 @@ def test_a_pool_uses_a_connection_again_and_never_one_that_is_over_or_has_someth
     assert pool.ask(server.to, Request(1), soon(LONG)).code == 0
     assert server.connections == 2
     pool.ask(server.to, Request(1, {}, b"last"), soon(LONG))
-    wait_until(server.left.is_set)
+    wait_until(lambda: server.ended == 2)
     for _ in range(20):
         assert pool.ask(server.to, Request(1), soon(LONG)).code == 0
     assert server.connections == 3
