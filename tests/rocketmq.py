@@ -7,7 +7,6 @@ server gives the route. Names here are RocketMQ's own; the adapter's encoding is
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,32 +20,34 @@ import pytest
 from backstop.local.child import Child
 from backstop.local.fetch_rocketmq import HOME, installed
 from backstop.local.ports import LOOPBACK, free_port, is_taken
-from backstop.local.rocketmq import NO_REPLICAS
-from compile_java import compiled, java
+from backstop.local.rocketmq import (
+    BROKER,
+    BROKER_MEMORY,
+    CLUSTER,
+    NAMES,
+    NAMES_MEMORY,
+    NO_REPLICAS,
+    OPENED,
+    SERVICES,
+    START_SECONDS,
+    broker_settings,
+    command,
+    environment,
+    names_settings,
+    write_settings,
+)
+from backstop.local.rocketmq import SETTINGS as LOCAL_SETTINGS
+from compile_java import compiled
 from rocketmq_admin import Answer, Refused, ask
 from rocketmq_tls import write_certificates
 
-CLUSTER = "DefaultCluster"
 LOGIN = ("backstop", "s3cret-of/Backstop@never:shown")
 """Who may do everything on a server with access control."""
-START_SECONDS = 120.0
 _JAVA = Path(__file__).parent / "java" / "rocketmq"
 OF_THE_SERVER = (NO_REPLICAS, _JAVA / "LoopbackProxy.java")
 """What keeps each of its ports on the loopback."""
-OPENED = (
-    "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
-    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED",
-    "--add-opens=java.base/java.util=ALL-UNNAMED",
-)  # fmt: skip
 SETTINGS = {
-    "brokerClusterName": CLUSTER, "brokerId": "0", "brokerIP1": LOOPBACK, "brokerIP2": LOOPBACK, "bindAddress": LOOPBACK,
-    "brokerRole": "ASYNC_MASTER", "flushDiskType": "ASYNC_FLUSH", "autoCreateTopicEnable": "false",
-    "autoCreateSubscriptionGroup": "false", "mappedFileSizeCommitLog": "67108864", "mappedFileSizeConsumeQueue": "600000",
-    "mappedFileSizeTimerLog": "1048576", "maxIndexNum": "100000", "maxHashSlotNum": "50000", "diskMaxUsedSpaceRatio": "99",
-    "registerNameServerPeriod": "10000", "traceTopicEnable": "false", "enableCalcFilterBitMap": "false",
-    "sendMessageThreadPoolNums": "2", "pullMessageThreadPoolNums": "4", "adminBrokerThreadPoolNums": "2",
-    "reviveScanTime": "1000", "popFromRetryProbability": "100", "waitTimeMillsInSendQueue": "10000",
-    "waitTimeMillsInPullQueue": "20000", "waitTimeMillsInAckQueue": "20000", "osPageCacheBusyTimeOutMills": "20000",
+    **LOCAL_SETTINGS, "reviveScanTime": "1000", "popFromRetryProbability": "100",
     "messageDelayLevel": "1s 1s 1s 2s 2s 5s 10s 30s 1m 2m 5m 10m 20m 30m 1h 2h 3h 4h",
 }  # fmt: skip
 """Small, patient on a busy machine, and quick to deliver again; the delays from the sixth level on grow as the server's do."""
@@ -252,20 +253,13 @@ class RocketMQ:
         return self._registered() and (self.grpc_port is None or is_taken(self.grpc_port))
 
     def _launch_namesrv(self) -> None:
-        written = self._write("namesrv.conf", {
-            "listenPort": str(self.namesrv_port), "bindAddress": LOOPBACK,
-            "kvConfigPath": f"{self.base}/namesrv/kvConfig.json", "configStorePath": f"{self.base}/namesrv/namesrv.properties",
-        })  # fmt: skip
-        self._names.start(
-            [*self._java("-Xms16m", "-Xmx64m"), "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(written)],
-            env=self._environment(), cwd=self.base,
-        )  # fmt: skip
+        written = write_settings(self.base / "namesrv.conf", names_settings(self.base, self.namesrv_port))
+        line = [*self._java(*NAMES_MEMORY), NAMES, "-c", str(written)]
+        self._names.start(line, env=environment(self.base), cwd=self.base)
 
     def _launch_broker(self) -> None:
         settings = {
-            **self.settings, "brokerName": self.name, "listenPort": str(self.port), "fastListenPort": str(self._vip_port),
-            "namesrvAddr": self.namesrv, "storePathRootDir": f"{self.base}/store",
-            "storePathCommitLog": f"{self.base}/store/commitlog", "haListenPort": str(free_port()),
+            **self.settings, **broker_settings(self.base, self.name, self.port, self._vip_port, self.namesrv),
         }  # fmt: skip
         if self.login is not None:
             access, secret = self.login
@@ -280,10 +274,9 @@ class RocketMQ:
                 "initAuthenticationUser": json.dumps({"username": access, "password": secret}),
                 "innerClientAuthenticationCredentials": json.dumps({"accessKey": access, "secretKey": secret}),
             }  # fmt: skip
-        written = self._write("broker.conf", settings)  # anew at each start: the broker rewrites it
-        helper = compiled(OF_THE_SERVER, {"org.apache.rocketmq.store.ha.HAService": "NoReplicas"})
-        java = self._java("-Xms128m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", *OPENED, first=f"{helper}:")
-        program = ["org.apache.rocketmq.broker.BrokerStartup", "-c", str(written)]
+        written = write_settings(self.base / "broker.conf", settings)
+        java = self._java(*BROKER_MEMORY, *OPENED, first=f"{compiled(OF_THE_SERVER, SERVICES)}:")
+        program = [BROKER, "-c", str(written)]
         if self.grpc_port is not None:
             proxy = self.base / "proxy.json"
             proxy.write_text(json.dumps({
@@ -295,27 +288,15 @@ class RocketMQ:
                 "org.apache.rocketmq.proxy.LoopbackProxy", "-pm", "local", "-n", self.namesrv, "-bc", str(written),
                 "-pc", str(proxy),
             ]  # fmt: skip
-        self._broker.start([*java, *program], env=self._environment(), cwd=self.base)
+        self._broker.start([*java, *program], env=environment(self.base), cwd=self.base)
 
     def _java(self, *options: str, first: str = "") -> list[str]:
         tls = [f"-Dtls.config.file={self._tls_settings()}", "-Dtls.test.mode.enable=false"] if self.tls else []
-        return [
-            str(java()), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss512k", "-XX:-UsePerfData", *options, *tls,
-            f"-Duser.home={self.base}", "-Drocketmq.log.level=WARN", "-cp", f"{first}{HOME}/*",
-        ]  # fmt: skip
+        return command(self.base, *options, *tls, first=first)
 
     def _tls_settings(self) -> Path:
         certificate, key = write_certificates(self.base / "tls")
-        return self._write("tls.properties", {
+        return write_settings(self.base / "tls.properties", {
             "tls.test.mode.enable": "false", "tls.server.mode": "permissive", "tls.server.need.client.auth": "none",
             "tls.server.certPath": str(certificate), "tls.server.keyPath": str(key),
         })  # fmt: skip
-
-    def _write(self, name: str, settings: Mapping[str, str]) -> Path:
-        path = self.base / name
-        path.touch(mode=0o600)  # it may hold a password
-        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        return path
-
-    def _environment(self) -> dict[str, str]:
-        return {**os.environ, "ROCKETMQ_HOME": str(self.base)}
