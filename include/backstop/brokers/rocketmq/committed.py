@@ -41,12 +41,12 @@ def committed(ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: st
 
 
 def take_queues(ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str) -> list[InHand]:
-    """Each from where the group is in it; one that never committed begins at the first message, so that nothing is skipped."""
-    known = dict(zip(queues, committed(ask, group, queues, doing), strict=True))
-    never = [queue for queue, offset in known.items() if offset is None]
-    asked = [(queue.broker, Request(Ask.FIRST_OFFSET, {"topic": queue.topic, "queueId": queue.number})) for queue in never]
-    firsts = {queue: _offset(answer, doing) for queue, answer in zip(never, ask(asked, doing), strict=True)}
-    return [InHand(queue, firsts[queue] if offset is None else offset, offset) for queue, offset in known.items()]
+    """Each from where the group is in it; one that never committed begins at the first message, so that nothing is skipped.
+
+    From 0 the first pull leads to the first message that is still there: to ask for it needs a right that consumers may not have.
+    """
+    offsets = committed(ask, group, queues, doing)
+    return [InHand(queue, offset or 0, offset) for queue, offset in zip(queues, offsets, strict=True)]
 
 
 def _offset(answer: Answer, doing: str) -> int:
