@@ -349,7 +349,8 @@ class TestFaultsOfTheServer:
         came = ids(again + receive(second, 1))
         if not own_adapter.broker.capabilities.redelivers_to_any:
             came.sort(reverse=True)  # it was held by its consumer alone, and its delay died with that
-        assert came == ids([waiting, held])
+        each = own_adapter.broker.capabilities.acknowledges_each
+        assert came == ids([waiting, held] if each else [done, waiting, held])
 
 
 class TestEpochs:
@@ -735,7 +736,8 @@ class TestHandingBack:
     def test_a_delay_longer_than_the_visibility_is_kept_too(
         self, adapter: UnderTest, topic: str, group: str, receive: Receive
     ) -> None:
-        if not adapter.broker.capabilities.can_delay_redelivery:
+        can = adapter.broker.capabilities
+        if not (can.can_delay_redelivery and can.redelivers_to_any):
             return
         adapter.broker.publish(messages(topic, 2))
         subscription = adapter.subscribe(group, [topic], "c1")

@@ -52,6 +52,8 @@ class Capabilities:
     """A message handed back may come to any consumer of the group; else to the same one, until that one ends."""
     marks_redelivered: bool = True
     """A message that a consumer's death brought back is told from a new one; else its count is as it was."""
+    acknowledges_each: bool = True
+    """A message that was acknowledged before an older one stays so when its consumer dies; else it comes again with it."""
     knows_pending: bool = True
     """It knows which messages are in consumers' hands; else `pending` is 0."""
     tells_holders: bool = False

@@ -127,6 +127,7 @@ class RocketMQ:
             counts_deaths=False,
             redelivers_to_any=False,
             marks_redelivered=False,
+            acknowledges_each=False,
             knows_pending=False,
             tells_holders=True,
         )

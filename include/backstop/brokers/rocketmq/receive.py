@@ -79,6 +79,8 @@ class RocketMQSubscription:
         """What was handed out and is not done with, by its broker_id."""
         self._later: list[tuple[float, int, Held]] = []
         self._order = count()
+        self._crowded = False
+        """The fetch before this one had room for what was due again only."""
         self._commit_at = 0.0
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._alive: threading.Thread | None = None
@@ -99,11 +101,16 @@ class RocketMQSubscription:
             while True:
                 self._share.keep()
                 self._follow_resets()
-                found = self._due(limit)
+                # What is handed back again and again without a delay would leave no room for anything else.
+                found = [] if self._crowded else self._due(limit)
+                crowded = len(found) == limit
                 try:
                     self._puller.arrived()
                     self._puller.pull(limit - len(found))
                     found += self._fresh(limit - len(found))
+                    if self._crowded:
+                        found += self._due(limit - len(found))
+                    self._crowded = crowded
                     self._commit_left_out()
                 except BrokerUnavailable as error:
                     found = [held for held in found if self._has(held)]
