@@ -21,7 +21,8 @@ from backstop.brokers.rocketmq.frames import Answer, Field, Request
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.session import Lost, NotSent
 from backstop.local.child import Child, LocalServerError, end_leftover
-from backstop.local.compile_java import compiled, java
+from backstop.local.compile_java import compiled
+from backstop.local.compile_java import java as java_program
 from backstop.local.fetch_rocketmq import HOME, installed
 from backstop.local.ports import LOOPBACK, free_port
 
@@ -30,7 +31,11 @@ START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 NO_REPLICAS = Path(__file__).with_name("NoReplicas.java")
-HA_SERVICE = "org.apache.rocketmq.store.ha.HAService"
+"""The port for replicas is the only one that knows no bindAddress: with this nobody listens there."""
+SERVICES = {"org.apache.rocketmq.store.ha.HAService": NO_REPLICAS.stem}
+NAMES, BROKER = "org.apache.rocketmq.namesrv.NamesrvStartup", "org.apache.rocketmq.broker.BrokerStartup"
+NAMES_MEMORY = ("-Xms16m", "-Xmx64m")
+BROKER_MEMORY = ("-Xms128m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m")
 OPENED = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED",
@@ -43,8 +48,10 @@ SETTINGS = {
     "mappedFileSizeTimerLog": "1048576", "maxIndexNum": "100000", "maxHashSlotNum": "50000", "diskMaxUsedSpaceRatio": "99",
     "registerNameServerPeriod": "10000", "traceTopicEnable": "false", "enableCalcFilterBitMap": "false",
     "sendMessageThreadPoolNums": "2", "pullMessageThreadPoolNums": "4", "adminBrokerThreadPoolNums": "2",
+    "waitTimeMillsInSendQueue": "10000", "waitTimeMillsInPullQueue": "20000", "waitTimeMillsInAckQueue": "20000",
+    "osPageCacheBusyTimeOutMills": "20000",
 }  # fmt: skip
-"""Small: it shares a machine with everything else."""
+"""Small, and patient: it shares a machine with everything else."""
 
 
 class RocketMQServer:
@@ -102,21 +109,15 @@ class RocketMQServer:
             self.end_leftovers()
         try:
             if not self._names.running:
-                self._launch("namesrv", self._names, ["-Xms16m", "-Xmx64m"], "namesrv.NamesrvStartup", {
-                    "listenPort": str(self.port), "bindAddress": LOOPBACK,
-                    "kvConfigPath": f"{self.directory}/namesrv/kvConfig.json",
-                    "configStorePath": f"{self.directory}/namesrv/namesrv.properties",
-                })  # fmt: skip
+                written = write_settings(self.directory / "namesrv.conf", names_settings(self.directory, self.port))
+                self._launch("namesrv", self._names, [*command(self.directory, *NAMES_MEMORY), NAMES, "-c", str(written)])
             if not self._broker.running:
-                # The port for replicas is the only one that knows no bindAddress: nobody listens there.
-                helper = compiled([NO_REPLICAS], {HA_SERVICE: NO_REPLICAS.stem})
-                memory = ["-Xms128m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", *OPENED]
-                self._launch("broker", self._broker, memory, "broker.BrokerStartup", {
-                    **self.settings, "brokerName": self.broker_name, "listenPort": str(self.broker_port),
-                    "fastListenPort": str(self._vip_port), "namesrvAddr": f"{LOOPBACK}:{self.port}",
-                    "storePathRootDir": f"{self.directory}/store", "storePathCommitLog": f"{self.directory}/store/commitlog",
-                    "haListenPort": str(free_port()),
-                }, first=f"{helper}:")  # fmt: skip
+                names = f"{LOOPBACK}:{self.port}"
+                its = broker_settings(self.directory, self.broker_name, self.broker_port, self._vip_port, names)
+                written = write_settings(self.directory / "broker.conf", {**self.settings, **its})
+                helper = compiled([NO_REPLICAS], SERVICES)
+                java = command(self.directory, *BROKER_MEMORY, *OPENED, first=f"{helper}:")
+                self._launch("broker", self._broker, [*java, BROKER, "-c", str(written)])
             self._broker.wait_until(self._registered, START_SECONDS)
         except BaseException:
             self.kill()
@@ -173,21 +174,45 @@ class RocketMQServer:
             return False  # not up yet; the caller knows the deadline and whether the process lives
         return masters.get(self.broker_name) == self.address
 
-    def _launch(
-        self, name: str, child: Child, options: Sequence[str], program: str, settings: Mapping[str, str], *, first: str = ""
-    ) -> None:
-        written = self.directory / f"{name}.conf"  # anew at each start: the broker rewrites it
-        written.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        child.start(
-            [
-                str(java()), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss512k", "-XX:-UsePerfData", *options,
-                f"-Duser.home={self.directory}", "-Drocketmq.log.level=WARN", "-cp", f"{first}{HOME}/*",
-                f"org.apache.rocketmq.{program}", "-c", str(written),
-            ],
-            env={**os.environ, "ROCKETMQ_HOME": str(self.directory)},
-            cwd=self.directory,
-        )  # fmt: skip
+    def _launch(self, name: str, child: Child, line: Sequence[str]) -> None:
+        child.start(line, env=environment(self.directory), cwd=self.directory)
         (self.directory / f"{name}.pid").write_text(str(child.pid))
+
+
+def names_settings(directory: Path, port: int) -> dict[str, str]:
+    """What a name server is told."""
+    return {
+        "listenPort": str(port), "bindAddress": LOOPBACK, "kvConfigPath": f"{directory}/namesrv/kvConfig.json",
+        "configStorePath": f"{directory}/namesrv/namesrv.properties",
+    }  # fmt: skip
+
+
+def broker_settings(directory: Path, name: str, port: int, vip_port: int, namesrv: str) -> dict[str, str]:
+    """What a broker is told beside SETTINGS."""
+    return {
+        "brokerName": name, "listenPort": str(port), "fastListenPort": str(vip_port), "namesrvAddr": namesrv,
+        "storePathRootDir": f"{directory}/store", "storePathCommitLog": f"{directory}/store/commitlog",
+        "haListenPort": str(free_port()),
+    }  # fmt: skip
+
+
+def command(directory: Path, *options: str, first: str = "") -> list[str]:
+    """Java as far as the program; `first`: classes before the jars, with the sign that parts them."""
+    return [
+        str(java_program()), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss512k", "-XX:-UsePerfData", *options,
+        f"-Duser.home={directory}", "-Drocketmq.log.level=WARN", "-cp", f"{first}{HOME}/*",
+    ]  # fmt: skip
+
+
+def environment(directory: Path) -> dict[str, str]:
+    return {**os.environ, "ROCKETMQ_HOME": str(directory)}
+
+
+def write_settings(path: Path, settings: Mapping[str, str]) -> Path:
+    """Anew at each start: the broker rewrites its own."""
+    path.touch(mode=0o600)  # it may hold a password
+    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return path
 
 
 def _refused(what: str) -> LocalServerError:

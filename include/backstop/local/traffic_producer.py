@@ -38,7 +38,8 @@ _SQL = load("backstop.local", "business.sql")
 ODD = "£%:{}'\"é漢"
 """Some ids hold what breaks careless code."""
 NOT_IN_TIME = "not_sent_in_time"
-"""A producer that was too slow under load sends nothing: Backstop sends. Nobody injected it; it counts."""
+"""A producer that was too slow under load, or a broker that was too busy: Backstop sends. Nobody injected it; it counts."""
+NOT_SENT = (SendState.LEFT, SendState.REFUSED)
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Producer:
         if order.die == "in_send" and order.fault:
             broker = DyingBroker(self._broker, self._ledger, order.fault)
         ends = send_many(recorded, broker, self._settling, broker_name=self._places["broker_name"])
-        left = [end.key for end in ends if end.state is SendState.LEFT]
+        left = [end.key for end in ends if end.state in NOT_SENT]
         if order.fault not in ("refused", "crash_in_send"):
             self._ledger.append(NOT_IN_TIME, left)
 
