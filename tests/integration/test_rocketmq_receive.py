@@ -87,12 +87,14 @@ def ids(received: list[Received]) -> list[str]:
 def get(subscription: RocketMQSubscription, number: int, *, limit: int = 100) -> list[Received]:
     """So many messages; a broker that is away is waited for, as the consumer loop does."""
     found: list[Received] = []
+    away: list[str] = []
     deadline = time.monotonic() + PATIENCE
     while len(found) < number:
-        assert time.monotonic() < deadline, f"only {len(found)} of {number} came"
+        assert time.monotonic() < deadline, f"only {len(found)} of {number} came; {away[-3:]}"
         try:
             found += subscription.fetch(min(limit, number - len(found)), timedelta(seconds=1))
-        except BrokerUnavailable:
+        except BrokerUnavailable as error:
+            away.append(error.what)
             time.sleep(0.1)
     return found
 

@@ -1,4 +1,4 @@
-"""Waits for the member that had a queue before: asked by way of the broker, until it has let the queue go.
+"""Waits for the members that may have a queue still: asked by way of the broker, until they have let the queue go.
 
 So a queue changes hands after the commit, and nothing is skipped or repeated. A member that does not answer, or needs longer than
 HANDOVER_SECONDS, is not waited for: then what it still has in hand comes twice, as always with RocketMQ. (The broker's locks are
@@ -8,7 +8,7 @@ no means for this: while a group has one, whatever is sent to its retry topic go
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from backstop.brokers.rocketmq.codes import Said
@@ -17,13 +17,15 @@ from backstop.brokers.rocketmq.members import MessageQueue, ask_running_info, qu
 
 HANDOVER_SECONDS = 10.0
 ASK_SECONDS = 0.1
+ASKED_AT_MOST = 8
+"""In a larger group only the one is asked that should have had the queue: a broker waits for one that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
     since: float
-    holder: str | None
-    """The member that had it before, as far as can be reckoned; null: nobody that is to be waited for."""
+    holders: frozenset[str]
+    """Members that may have it, and have not yet said that they have not."""
 
 
 class Handover:
@@ -45,11 +47,15 @@ class Handover:
         """When it is to be looked at again; null: nothing waits."""
         return self._ask_at if self._waiting else None
 
-    def want(self, wanted: dict[MessageQueue, str | None]) -> None:
-        """These and no others, each with the member that had it, where that one is a member still."""
+    def want(self, wanted: Mapping[MessageQueue, str | None], others: Collection[str]) -> None:
+        """These and no others, each with the member that had it, as far as can be reckoned; `others`: all other members."""
         now = time.monotonic()
         since = {queue: wait.since for queue, wait in self._waiting.items()}
-        self._waiting = {queue: _Wait(since.get(queue, now), holder) for queue, holder in wanted.items()}
+        few = len(others) <= ASKED_AT_MOST
+        self._waiting = {
+            queue: _Wait(since.get(queue, now), frozenset(one for one in others if few or one == had))
+            for queue, had in wanted.items()
+        }
 
     def ready(self) -> list[MessageQueue]:
         """Those that nobody has any more, or can be waited for; they stay until they were `taken`."""
@@ -58,12 +64,11 @@ class Handover:
             self._ask_at = now + ASK_SECONDS
             self._ask_holders()
         told = self._told()
+        for queue, wait in self._waiting.items():
+            free = {member for member in wait.holders if member in told and queue not in told[member]}
+            self._waiting[queue] = _Wait(wait.since, wait.holders - free)
         return [
-            queue
-            for queue, wait in self._waiting.items()
-            if wait.holder is None
-            or now - wait.since > HANDOVER_SECONDS
-            or (wait.holder in told and queue not in told[wait.holder])
+            queue for queue, wait in self._waiting.items() if not wait.holders or now - wait.since > HANDOVER_SECONDS
         ]
 
     def taken(self, queue: MessageQueue) -> None:
@@ -75,11 +80,12 @@ class Handover:
         self._asked = {member: asked for member, asked in self._asked.items() if asked[0] != broker}
 
     def _ask_holders(self) -> None:
-        for queue, wait in self._waiting.items():
-            if wait.holder is not None and wait.holder not in self._asked:
-                number = self._lines.start(queue.broker, ask_running_info(self._group, wait.holder))
+        to_ask = {member: queue.broker for queue, wait in self._waiting.items() for member in wait.holders}
+        for member, broker in to_ask.items():
+            if member not in self._asked:
+                number = self._lines.start(broker, ask_running_info(self._group, member))
                 if number is not None:
-                    self._asked[wait.holder] = (queue.broker, number)
+                    self._asked[member] = (broker, number)
 
     def _told(self) -> dict[str, Collection[MessageQueue]]:
         """What those have that answered just now: nothing, where one is gone or does not tell."""

@@ -116,7 +116,7 @@ class RocketMQSubscription:
                     found = [held for held in found if self._has(held)]
                     if not found:
                         raise
-                    log.warning("%s", error)  # what is in hand goes first; the next call meets it again
+                    log.warning("%s", str(error))  # what is in hand goes first; the next call meets it again
                 if found or time.monotonic() >= deadline:
                     return [held.received for held in found if held.received is not None]
                 self._lines.wait(min(deadline, self._share.due_at, self._later[0][0] if self._later else deadline))

@@ -73,7 +73,7 @@ class QueueShare:
                 self._forget_broken()
                 if not self.hands:
                     raise
-                log.warning("The queues are shared as before. %s", error)
+                log.warning("The queues are shared as before. %s", str(error))
         elif self._handover.queues:
             self._take_over()
         self.pulse()
@@ -137,11 +137,11 @@ class QueueShare:
         try:
             self.commit(self.hands.values())
         except BrokerUnavailable as error:
-            log.warning("What was acknowledged last may come again. %s", error)
+            log.warning("What was acknowledged last may come again. %s", str(error))
         requests = [(broker, leave(self._client, self._group)) for broker in self._lines.brokers]
         self._lines.ask(requests, time.monotonic() + self._seconds)
         self.hands.clear()
-        self._handover.want({})
+        self._handover.want({}, ())
 
     def _rebalance(self, deadline: float) -> None:
         doing = "sharing the group's queues"
@@ -157,16 +157,13 @@ class QueueShare:
             if not queues:
                 continue
             now_in = members[min(queue.broker for queue in queues)]
-            others = set(now_in) - {self._client}
-            before = self._members.get(topic, others)
+            before = self._members.get(topic, [one for one in now_in if one != self._client])
             had = {queue: one for one in before for queue in allocate(queues, before, one)}
             self._members[topic] = now_in
-            wanted |= {
-                queue: holder if (holder := had.get(queue)) in others else None
-                for queue in allocate(queues, now_in, self._client)
-            }
+            wanted |= {queue: had.get(queue) for queue in allocate(queues, now_in, self._client)}
         self._let_go([hand for queue, hand in self.hands.items() if queue not in wanted])
-        self._handover.want({queue: holder for queue, holder in wanted.items() if queue not in self.hands})
+        everybody = {one for ids in members.values() for one in ids} - {self._client}
+        self._handover.want({queue: had for queue, had in wanted.items() if queue not in self.hands}, everybody)
         self._follow_moves(doing)
         self._take_over()
 
