@@ -6,8 +6,8 @@ Which topic it died in, the entry says (`RETRY_TOPIC`, in two ways). Where it wa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from backstop.brokers.protocol import DeadLetter, DeadLetterRef
 from backstop.brokers.rocketmq.names import RETRY, decode, encode_topic, topic_of_retry
@@ -18,6 +18,7 @@ from backstop.records import ID_HEADER, Position
 
 RETRY_TOPIC = "RETRY_TOPIC"
 _START = datetime(1970, 1, 1, tzinfo=UTC)
+_JSON, _ESCAPED = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")), json.JSONEncoder(separators=(",", ":"))
 
 
 def topic_of(stored: Stored, group: str) -> str | None:
@@ -26,14 +27,18 @@ def topic_of(stored: Stored, group: str) -> str | None:
     A consumer that pushes or pulls leaves the topic itself; for one that POPs the broker writes the name of the retry topic.
     """
     written = stored.properties.get(RETRY_TOPIC)
-    if not written:
-        return None
+    return _topic(written, group) if written else None
+
+
+@lru_cache(maxsize=1024)
+def _topic(written: str, group: str) -> str | None:
     topic = topic_of_retry(written, group)
     if topic is None and not written.startswith(RETRY):
         topic = decode(written)
     return topic
 
 
+@lru_cache(maxsize=1024)
 def encoded(topic: str) -> str | None:
     """RocketMQ's name for a topic that an entry names; null: none can have it."""
     try:
@@ -83,9 +88,9 @@ def _brokers(stored: Stored) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _as_json(headers: Mapping[str, str]) -> bytes:
+def _as_json(headers: dict[str, str]) -> bytes:
     """Text to text; half a surrogate, which a program may have written into our header of headers, stays as its escape."""
     try:
-        return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
+        return _JSON.encode(headers).encode()
     except UnicodeEncodeError:
-        return json.dumps(headers, separators=(",", ":")).encode()
+        return _ESCAPED.encode(headers).encode()
