@@ -89,6 +89,15 @@ class QueueShare:
     def pulse(self) -> None:
         """Says that it lives, without waiting for an answer."""
         self._lines.pump()
+        self._take_pulses()
+        now = time.monotonic()
+        if now < self._heartbeat_at:
+            return
+        self._heartbeat_at = now + HEARTBEAT_SECONDS
+        started = [(broker, self._lines.start(broker, self._heartbeat())) for broker in self._lines.brokers]
+        self._pulses += [(broker, number) for broker, number in started if number is not None]
+
+    def _take_pulses(self) -> None:
         waiting: list[tuple[str, int]] = []
         for broker, number in self._pulses:
             answer = self._lines.taken(broker, number)
@@ -98,12 +107,6 @@ class QueueShare:
                 log.warning("The broker %s did not take a sign of life: %s", broker, answer.said())
                 self._ear.members_changed = True
         self._pulses = waiting if len(waiting) < 1000 else []
-        now = time.monotonic()
-        if now < self._heartbeat_at:
-            return
-        self._heartbeat_at = now + HEARTBEAT_SECONDS
-        started = [(broker, self._lines.start(broker, self._heartbeat())) for broker in self._lines.brokers]
-        self._pulses += [(broker, number) for broker, number in started if number is not None]
 
     def commit(self, hands: Iterable[InHand]) -> None:
         """What was acknowledged in these queues, where it moved their place. Raises BrokerUnavailable."""
@@ -138,8 +141,11 @@ class QueueShare:
             self.commit(self.hands.values())
         except BrokerUnavailable as error:
             log.warning("What was acknowledged last may come again. %s", str(error))
-        requests = [(broker, leave(self._client, self._group)) for broker in self._lines.brokers]
-        self._lines.ask(requests, time.monotonic() + self._seconds)
+        deadline = time.monotonic() + self._seconds
+        # A sign of life that the broker works on later than on the end of the connection makes it a member again, of no use.
+        while self._pulses and not self._lines.broken() and self._lines.wait(deadline):
+            self._take_pulses()
+        self._lines.ask([(broker, leave(self._client, self._group)) for broker in self._lines.brokers], deadline)
         self.hands.clear()
         self._handover.want({}, ())
 
@@ -196,6 +202,8 @@ class QueueShare:
             if answer.code != Said.SUCCESS:
                 raise unavailable("subscribing", f"{broker} says {answer.said()}")
             self.away.pop(broker, None)
+        if len(new) == len(masters):
+            self._heartbeat_at = time.monotonic() + HEARTBEAT_SECONDS
 
     def _read_members(self, doing: str) -> dict[str, list[str]]:
         """The group's members as each broker knows them."""
