@@ -98,8 +98,9 @@ def test_each_group_did_each_work_exactly_once(told: Told) -> None:
 
 def test_every_death_came_to_its_end(told: Told) -> None:
     deaths = told.report["dead_letters"]
-    assert {fault: one["letters"] for fault, one in deaths.items()} == {**OF_THE_HANDLER, **DEATHS[told.kind]}
-    assert all(one["right"] == one["died"] == one["letters"] for one in deaths.values())
+    assert {fault: one["died"] for fault, one in deaths.items()} == {**OF_THE_HANDLER, **DEATHS[told.kind]}
+    # A message that came to two workers while its queue changed hands may have died twice: each letter is dealt with.
+    assert all(one["right"] == one["died"] <= one["letters"] for one in deaths.values())
 
 
 def test_what_the_broker_cannot_have_stands_on_the_page(told: Told) -> None:

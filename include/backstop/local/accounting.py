@@ -112,8 +112,9 @@ def dead_letters(report: Mapping[str, Any]) -> str:
     for fault, says in DEATHS.items():
         if fault in report:
             one = report[fault]
-            numbers = [one["died"], one["discarded"], one["replayed"], one["cases"]]
-            lines.append([says, *map(str, numbers), "yes" if one["right"] == one["died"] == one["letters"] else "NO"])
+            # What a broker hands to two workers while a queue changes hands may die twice: each letter is dealt with.
+            numbers = [one["letters"], one["discarded"], one["replayed"], one["cases"]]
+            lines.append([says, *map(str, numbers), "yes" if one["right"] == one["died"] <= one["letters"] else "NO"])
     return table("Dead letters", ["died of", "letters", "discarded", "replayed", "cases", "right"], lines)
 
 

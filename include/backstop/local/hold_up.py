@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backstop.local.faults import flush_leases, make_due_at_once, store_away
 from backstop.local.ledger import Key
-from backstop.local.lose import BURST, DRAIN_SECONDS, NOT_YET
+from backstop.local.lose import BURST, DRAIN_SECONDS, NOT_YET, RUN_SECONDS
 from backstop.local.mishap import HEADERS, KILLED, LEASE_KILLED, WOKE_UP, WOKEN_LATE
 from backstop.local.stage import Stage
 from backstop.local.wait_for import wait_for
@@ -13,7 +13,6 @@ KILLS, SLOW, AWAY, FLUSHED = 2, 20, 10, 10
 MESSAGES = 2 * KILLS + 2 + FLUSHED + BURST + SLOW + AWAY
 SLOW_RUNS = 2
 """Reconcile runs that a slow group is seen by without a resend."""
-RUN_SECONDS = 900.0
 
 
 def kill_consumers(stage: Stage) -> None:

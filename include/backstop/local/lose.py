@@ -7,6 +7,7 @@ from typing import Any
 from backstop.local.faults import break_logs, delete_logs, make_due_at_once
 from backstop.local.ledger import Key
 from backstop.local.stage import Stage
+from backstop.local.wait_for import wait_for
 
 CRASHES, LOST, SKIPPED, REFUSED, BROKEN, EXPIRED = 4, 5, 5, 5, 2, 4
 PAYMENTS, DELETED, BURST = 60, 40, 24
@@ -14,6 +15,7 @@ MESSAGES = REFUSED + 2 * CRASHES + 2 * BURST + 3 + BROKEN + PAYMENTS
 NOT_YET = 600.0
 """Seconds: Backstop looks at these stubs when the fault has been made; the injector sets the time then."""
 DRAIN_SECONDS = 900.0
+RUN_SECONDS = 900.0
 
 
 def refuse(stage: Stage) -> None:
@@ -47,10 +49,14 @@ def move_offset(stage: Stage) -> None:
 
 
 def remove_files(stage: Stage) -> None:
-    """The broker's retention removes what no group has been given yet."""
+    """The broker's retention removes what no group has been given yet; they stay away until a run has found it out."""
     stage.drained(DRAIN_SECONDS)
     with stage.nobody_receives():
-        stage.broker_faults.remove_by_retention("orders", stage.maker("shop_a", "orders"), EXPIRED)
+        gone = stage.broker_faults.remove_by_retention("orders", stage.maker("shop_a", "orders"), EXPIRED)
+        wait_for(
+            "A run that finds them removed", lambda: stage.expired(gone) >= len(gone), RUN_SECONDS,
+            lambda: f"{stage.expired(gone)} of {len(gone)} deliveries",
+        )  # fmt: skip
 
 
 def break_rows(stage: Stage) -> None:

@@ -229,6 +229,16 @@ class Stage:
         )
         return int(runs)
 
+    def expired(self, keys: Sequence[Key]) -> int:
+        """For how many deliveries of these messages a run found that the broker's retention removed them."""
+        [(found,)] = change(
+            self.control,
+            "SELECT count(DISTINCT (message_id, consumer_group)) FROM verdict WHERE verdict = 'LOST'"
+            " AND reason = 'expired_in_broker' AND message_id = ANY(%s)",
+            ([message_id for _, message_id in keys],),
+        )
+        return int(found)
+
     def unread(self, group: str, keys: Sequence[Key]) -> int:
         """For how many of these deliveries a run could not tell, because the logs were not read."""
         [(unknown,)] = change(
