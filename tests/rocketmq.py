@@ -61,7 +61,7 @@ RETENTION_AT_ONCE = {
     "cleanResourceInterval": "200", "deletePhysicFilesInterval": "1", "deleteConsumeQueueFilesInterval": "1",
     "maxMessageSize": "262144", "deleteWhen": "00;01;02;03;04;05;06;07;08;09;10;11;12;13;14;15;16;17;18;19;20;21;22;23",
 }  # fmt: skip
-"""Whole files of 1 MiB are removed as soon as they are full: what was stored in them is behind the first offset."""
+"""Whole files of 1 MiB are removed as soon as they are full, from the broker's second minute on, when its cleaner begins."""
 
 
 class RocketMQ:

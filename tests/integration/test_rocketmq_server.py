@@ -13,7 +13,7 @@ import pytest
 import rocketmq_admin
 from backstop.local.fetch_rocketmq import HOME, installed, locked
 from backstop.local.ports import LOOPBACK
-from rocketmq import LOSES_WHEN_KILLED, RETENTION_AT_ONCE, RocketMQ
+from rocketmq import LOSES_WHEN_KILLED, RocketMQ
 from rocketmq_admin import Refused
 from rocketmq_java import JavaPeer
 
@@ -148,18 +148,6 @@ def test_a_broker_whose_flush_is_asynchronous_loses_acknowledged_messages_when_i
         server.start()
         stored = int(server.ask(30, {"topic": "orders", "queueId": 0}).ext["offset"])
         assert stored < acknowledged > 400, [one for one in sent if "error" in one]
-
-
-def test_whole_files_go_when_their_time_is_over_and_the_first_offset_rises(tmp_path: Path) -> None:
-    with RocketMQ(tmp_path / "server", settings=RETENTION_AT_ONCE) as server:
-        server.create_topic("orders", 1)
-        with JavaPeer(server, tmp_path / "java") as java:
-            java.send("orders", [b"x" * 100_000] * 40)
-            server.delete_expired_files()
-            server.until("a risen first offset", lambda: java.offsets("orders")["broker-a", 0][0] > 0)
-            # At the first moment it may be one too high, so what can be read is waited for.
-            server.until("its first message", lambda: java.offsets("orders")["broker-a", 0]
-                         == (min((message.offset for message in java.read("orders")), default=-1), 40))  # fmt: skip
 
 
 def test_two_brokers_at_one_name_server_share_a_topic_and_a_restarted_name_server_learns_the_routes_again(tmp_path: Path) -> None:
