@@ -26,8 +26,10 @@ ALWAYS = {
     "crash_before_send", "crash_in_send", "lost_in_broker", "consumer_killed", "slow_group", "refused", "broken_rows",
     "store_away", "mass_loss", "lease_killed", "worker_woken_late", "leases_flushed",
 }  # fmt: skip
-FAULTS = {"activemq": {"taken_out"}, "rocketmq": {"offset_moved", "files_removed"}}
-SENT_AGAIN = {"crash_before_send", "lost_in_broker", "offset_moved", "taken_out", "files_removed", "refused", "not_sent_in_time"}
+FAULTS = {"activemq": {"taken_out"}, "rocketmq": {"cut_off", "offset_moved", "files_removed"}}
+SENT_AGAIN = {
+    "crash_before_send", "lost_in_broker", "cut_off", "offset_moved", "taken_out", "files_removed", "refused", "not_sent_in_time",
+}  # fmt: skip
 OF_THE_HANDLER = {"dependency_down": 4, "not_json": 6, "field_missing": 2, "rule_refused": 4}
 DEATHS = {
     "activemq": {"suppressed_done": 3, "suppressed_undone": 3, "message_expired": 3},
@@ -83,7 +85,10 @@ def test_everything_came_out_right(told: Told) -> None:
 
 def test_every_fault_of_this_broker_was_injected_and_dealt_with(told: Told) -> None:
     faults = told.report["faults"]
-    assert set(faults) - {"not_sent_in_time"} == ALWAYS | FAULTS[told.kind]
+    # What a producer knows not to have sent, it writes down itself: on a busy machine that may be all of what was cut off.
+    allowed = {"not_sent_in_time", "cut_off"}
+    assert set(faults) - allowed == (ALWAYS | FAULTS[told.kind]) - allowed
+    assert "cut_off" not in FAULTS[told.kind] or allowed & set(faults)
     for fault, numbers in faults.items():
         assert numbers["injected"] >= 1 and numbers["found"] == numbers["injected"], fault
         assert numbers["resent"] == (numbers["messages"] if fault in SENT_AGAIN else 0), fault

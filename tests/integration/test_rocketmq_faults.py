@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import count
@@ -11,14 +13,24 @@ import pytest
 
 from backstop.brokers.protocol import DeadLetter, Received
 from backstop.brokers.rocketmq.adapter import RocketMQ
-from backstop.local.broker_faults.protocol import FILES_REMOVED, GIVEN_UP_DONE, GIVEN_UP_UNDONE, LOST, OFFSET_MOVED, FaultTools
-from backstop.local.broker_faults.rocketmq import DELAY_LEVELS, DELIVERIES, SERVER, RocketMQFaults
+from backstop.local.broker_faults.protocol import (
+    CUT_OFF,
+    FILES_REMOVED,
+    GIVEN_UP_DONE,
+    GIVEN_UP_UNDONE,
+    LOST,
+    OFFSET_MOVED,
+    FaultTools,
+)
+from backstop.local.broker_faults.rocketmq import CUT, DELAY_LEVELS, DELIVERIES, SERVER, RocketMQFaults
 from backstop.local.ledger import Key, Ledger
 from backstop.local.rocketmq import RocketMQServer
 from backstop.local.wait_for import wait_for
 from backstop.records import ID_HEADER, Message, Outcome
 
 _numbers = count(1)
+sending: dict[str, float] = {}
+"""Since when a producer is in the middle of a send."""
 GROUPS = ("billing", "shipping")
 
 
@@ -34,6 +46,9 @@ class Tools(FaultTools):
 
     def copies(self) -> set[tuple[str, str, int]]:
         return set()
+
+    def under_way(self, topic: str) -> int:
+        return CUT if time.monotonic() - sending.get("since", math.inf) > 0.5 else 0
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +80,15 @@ def faults(server: RocketMQServer, broker: RocketMQ, topic: str, tmp_path: Path)
 
 def make(broker: RocketMQ, topic: str, number: int) -> list[str]:
     ids = [f"one £{next(_numbers)}" for _ in range(number)]
-    assert all(receipt.outcome is Outcome.SENT for receipt in broker.publish([message(topic, one) for one in ids]))
+    sending["since"] = time.monotonic()
+    receipts = broker.publish([message(topic, one) for one in ids])
+    sending.clear()
+    outcomes.update((one, receipt.outcome) for one, receipt in zip(ids, receipts, strict=True))
     return ids
+
+
+outcomes: dict[str, Outcome] = {}
+"""message id -> how its send ended"""
 
 
 class Maker:
@@ -120,9 +142,12 @@ def test_what_a_killed_broker_had_acknowledged_and_not_written_is_lost_and_nothi
     faults: RocketMQFaults, broker: RocketMQ, topic: str, tmp_path: Path
 ) -> None:
     maker = Maker(broker, topic)
-    lost = [message_id for _, message_id in faults.lose(topic, maker, 8, 3)]
-    assert sorted(lost) == sorted(maker.made[5:]), "acknowledged last, and none of them was written"
+    lost = [message_id for _, message_id in faults.lose(topic, maker, 11, 3)]
+    assert sorted(lost) == sorted(maker.made[5:8]), "acknowledged last, and none of them was written"
+    assert {outcomes[one] for one in maker.made[:8]} == {Outcome.SENT}
     assert lines(tmp_path, LOST) == sorted((one, None) for one in lost)
+    assert lines(tmp_path, CUT_OFF) == sorted((one, None) for one in maker.made[8:])
+    assert {outcomes[one] for one in maker.made[8:]} == {Outcome.UNKNOWN}, "the broker was killed in the middle of the send"
     for group in GROUPS:
         assert sorted(received(broker, topic, group, 5)) == sorted(maker.made[:5])
 

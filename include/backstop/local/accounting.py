@@ -30,6 +30,7 @@ FAULTS = {
     "crash_before_send": "committed, died before the send",
     "crash_in_send": "died in the send, broker has it",
     "lost_in_broker": "lost in the broker after its ack",
+    "cut_off": "the broker died in the send",
     "offset_moved": "a group's offset moved past it",
     "taken_out": "taken out of a group's queue",
     "files_removed": "removed by retention, unread",

@@ -45,3 +45,8 @@ WHERE topic = %(topic)s AND message_id = ANY(%(message_ids)s);
 
 -- name: sent_again: copies that Backstop has sent, or may have
 SELECT topic, message_id, send_number FROM send_attempt WHERE send_number > 1 AND outcome IN ('sent', 'unknown');
+
+-- name: under_way: messages of a topic whose producer's own send has no end yet, and began long enough ago to be written
+SELECT count(*) FROM message_stub
+WHERE topic = %(topic)s AND send_count = 1 AND attempt_token IS NOT NULL
+  AND attempted_at < clock_timestamp() - interval '0.5 seconds';

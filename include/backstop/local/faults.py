@@ -5,7 +5,7 @@ By SQL, as a careless hand or a crash would. What is done to a broker stands in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,7 +90,7 @@ def allow(admin_dsn: str, database: str, allowed: bool) -> None:
         connection.close()
 
 
-def change(dsn: str, statement: str, parameters: tuple[object, ...]) -> list[tuple[Any, ...]]:
+def change(dsn: str, statement: str, parameters: tuple[object, ...] | Mapping[str, object]) -> list[tuple[Any, ...]]:
     """One statement, committed; its rows if it gives any."""
     connection = psycopg2.connect(dsn, connect_timeout=10)
     try:

@@ -135,6 +135,10 @@ class RocketMQServer:
         self._broker.kill()
         self._names.kill()
 
+    def stall(self) -> None:
+        """The broker takes connections and bytes, and does nothing."""
+        self._broker.send(signal.SIGSTOP)
+
     def kill_broker(self) -> None:
         self._broker.kill()
 

@@ -29,6 +29,7 @@ from backstop.client import (
     record_many,
     send_many,
 )
+from backstop.local.broker_faults.protocol import NOT_IN_TIME
 from backstop.local.ledger import Key, Ledger
 from backstop.local.own_broker import own_broker
 from backstop.named_sql import load
@@ -37,8 +38,6 @@ from backstop.records import Message, Outcome
 _SQL = load("backstop.local", "business.sql")
 ODD = "£%:{}'\"é漢"
 """Some ids hold what breaks careless code."""
-NOT_IN_TIME = "not_sent_in_time"
-"""A producer that was too slow under load, or a broker that was too busy: Backstop sends. Nobody injected it; it counts."""
 NOT_SENT = (SendState.LEFT, SendState.REFUSED)
 
 

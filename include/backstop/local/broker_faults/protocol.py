@@ -22,8 +22,11 @@ SUPPRESSED_DONE, SUPPRESSED_UNDONE, EXPIRED = "suppressed_done", "suppressed_und
 GIVEN_UP_DONE, GIVEN_UP_UNDONE = "given_up_done", "given_up_undone"
 """The same where a letter tells no cause: a client gave the message up."""
 LOST, OFFSET_MOVED, TAKEN_OUT, FILES_REMOVED = "lost_in_broker", "offset_moved", "taken_out", "files_removed"
+CUT_OFF = "cut_off"
 """Gone after the acknowledgement; and one group that will never see it: set past it, or it was taken out of the group's queue;
-gone from the broker by its retention before any group came to it."""
+gone by the broker's retention before any group came to it. Cut off: gone with the broker in the send, and nobody knows."""
+NOT_IN_TIME = "not_sent_in_time"
+"""A producer that was too slow under load, or a broker that was too busy: Backstop sends. Nobody injected it; it counts."""
 
 Make = Callable[[int], list[str]]
 """Has so many messages made and sent; their ids."""
@@ -48,6 +51,11 @@ class FaultTools:
                 for _, message_id, content, headers, tag, key in change(dsn, _SQL["messages_of"], values):
                     found[topic, message_id] = Message(topic, message_id, bytes(content), headers, tag, key)
         return [found[key] for key in keys]
+
+    def under_way(self, topic: str) -> int:
+        """How many messages of a topic their producers have been sending for a while."""
+        rows = [row for dsn in self.producers.values() for row in change(dsn, _SQL["under_way"], {"topic": topic})]
+        return sum(int(number) for (number,) in rows)
 
     def copies(self) -> set[tuple[str, str, int]]:
         """(topic, message id, send number) of what Backstop has sent again, or may have."""

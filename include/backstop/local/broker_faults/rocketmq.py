@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import monotonic
 
@@ -14,10 +15,12 @@ from backstop.brokers.rocketmq.properties import own_headers
 from backstop.brokers.rocketmq.route import BELIEVED_SECONDS
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.local.broker_faults.protocol import (
+    CUT_OFF,
     FILES_REMOVED,
     GIVEN_UP_DONE,
     GIVEN_UP_UNDONE,
     LOST,
+    NOT_IN_TIME,
     OFFSET_MOVED,
     FaultTools,
     Make,
@@ -48,6 +51,8 @@ SERVER = {
     "channelExpiredTimeout": "45000",
 }  # fmt: skip
 OPTIONS = {"send_timeout": 2, "delivery_limit": DELIVERIES, "max_message_bytes": LONGEST, "delay_levels": DELAY_LEVELS}
+CUT = 3
+"""Messages of the send in whose middle the broker is killed."""
 READ_ONLY = 4
 AT_ONCE = -1
 """The delay level of a message that a client gives up: it is a dead letter then."""
@@ -67,7 +72,7 @@ class RocketMQFaults:
     """Over the server of the platform, as an operator."""
 
     page: Sequence[str] = (
-        "Acknowledged messages are lost by kill -9 of a broker with asynchronous flush.",
+        "Messages are lost by kill -9 of a broker with asynchronous flush, in the middle of a send.",
         "Messages have no time to live: none expires unread. Its retention removes files instead.",
         "Letters tell no cause, so none is called a duplicate: a client gives messages up, done and not done.",
         "A worker that stands still keeps its queues until the broker has missed its signs of life for 45 s.",
@@ -99,21 +104,30 @@ class RocketMQFaults:
         wait_for("The end of what clients believe of the route", lambda: monotonic() > over, WAIT_SECONDS, str)
 
     def lose(self, topic: str, make: Make, burst: int, at_most: int) -> list[Key]:
-        """The broker is killed while it holds the newest ones in its own memory; what is not there afterwards is lost."""
-        self._visible(topic, make(burst - at_most))
+        """The broker is killed in the middle of a send, while it holds the newest ones in its own memory: what is not there
+        afterwards is lost, and of the send that was cut off nobody knows."""
+        self._visible(topic, make(burst - at_most - CUT))
         self._server.configure(**COMMITS_LATE)
         before = self._tools.copies()
         ids = make(at_most)
-        self._server.kill_broker()
+        self._server.stall()
+        with ThreadPoolExecutor(1) as pool:
+            cut_off = pool.submit(make, CUT)
+            wait_for("Stubs whose send is under way", lambda: self._tools.under_way(topic) >= CUT, WAIT_SECONDS, str)
+            self._server.kill_broker()
+            unknown = {(topic, message_id) for message_id in cut_off.result()}
         self._server.start()
         # What Backstop sent again at the same time may be lost, too.
         sent = {(topic, message_id, 1) for message_id in ids} | (self._tools.copies() - before)
-        topics = {its for its, _, _ in sent}
+        topics = {topic, *(its for its, _, _ in sent)}
         there = {(its, copy.message_id, copy.send_number) for its in topics for copy in self._everything(its)}
         lost = sorted((its, message_id) for its, message_id, _ in sent - there)
         if not lost:
             raise demo_broken("The broker had written everything before it was killed.", "Run the demo again.")
         self._tools.ledger.append(LOST, lost)
+        # What the producer itself knows not to have sent, it has written down.
+        unknown -= {(its, message_id) for its, message_id, _ in there} | self._tools.ledger.keys(NOT_IN_TIME)
+        self._tools.ledger.append(CUT_OFF, sorted(unknown))
         return lost
 
     def skip(self, topic: str, group: str, make: Make, burst: int, at_most: int) -> list[Key]:

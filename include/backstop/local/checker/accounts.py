@@ -9,7 +9,8 @@ from .books import Books, Key, Ledger, Problems, given_up, held, keys_of
 from .deaths import ENDS, GIVEN_UP, deaths_of, replays_called_for
 
 LOST_ON_THE_WAY = (
-    "crash_before_send", "lost_in_broker", "offset_moved", "taken_out", "files_removed", "not_sent_in_time",
+    "crash_before_send", "lost_in_broker", "offset_moved", "taken_out", "files_removed", "cut_off",
+    "not_sent_in_time",
 )  # fmt: skip
 """Faults after which the message is gone for good unless it is sent again."""
 NEVER_PUBLISHABLE = "refused"

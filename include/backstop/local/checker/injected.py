@@ -40,7 +40,7 @@ def is_found(books: Books, fault: str, lines: list[dict[str, Any]], key: Key, gr
     statuses = {status for _, status, _ in books.stubs.get(key, [])}
     kinds = {kind for kind, _ in books.cases.get(key, ())}
     match fault:
-        case "crash_before_send" | "not_sent_in_time":
+        case "crash_before_send" | "cut_off" | "not_sent_in_time":
             return "UNSENT" in verdicts
         case "crash_in_send":
             return statuses == {"confirmed"}
