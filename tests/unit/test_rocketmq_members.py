@@ -129,8 +129,9 @@ def test_what_was_in_hand_before_a_move_is_nobodys_and_its_name_is_not_used_agai
     hand = InHand(QUEUE, start=0, committed=0)
     hand.pulled([stored(0), stored(1)], 2)
     [held] = hand.take(1)
-    life = hand.life
+    life, hand.pulling = hand.life, 17
     hand.move(0)
+    assert hand.pulling is None, "the answer to a pull from before would skip what lies between"
     assert (hand.lowest, hand.size, hand.fresh, hand.has(held)) == (0, 0, 0, False)
     assert hand.life != life
     hand.pulled([stored(0)], 1)

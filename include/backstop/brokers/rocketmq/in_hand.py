@@ -40,9 +40,11 @@ class InHand:
         self.committed = committed
         """What the broker has; null: nothing."""
         self.pulling: int | None = None
-        """Of a long poll that is not answered: the number of its request."""
+        """Of a pull that the broker holds: the number of its request."""
+        self.pulling_from = start
+        """The offset that it asked for; an answer counts only while that is the next one."""
         self.pulling_until = 0.0
-        """When a long poll's silence means that the broker is gone."""
+        """When its silence means that the broker is gone."""
         self._held: dict[int, Held] = {}
         """By offset, rising: they are pulled in order, and an entry keeps its place."""
         self._fresh: deque[Held] = deque()
@@ -100,4 +102,4 @@ class InHand:
         self._held.clear()
         self._fresh.clear()
         self.bytes, self.life = 0, next(_lives)
-        self.next_offset, self.committed = offset, offset
+        self.next_offset, self.committed, self.pulling = offset, offset, None

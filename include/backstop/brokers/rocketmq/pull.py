@@ -67,7 +67,8 @@ class Puller:
             answer = self._lines.taken(hand.queue.broker, hand.pulling)
             if answer is not None:
                 hand.pulling = None
-                self._read(hand, answer)
+                if hand.pulling_from == hand.next_offset:
+                    self._read(hand, answer)
             elif now > hand.pulling_until:
                 self._lines.give_up(hand.queue.broker, "did not answer a pull that it held")
 
@@ -94,6 +95,7 @@ class Puller:
 
     def _hold(self, hand: InHand, number: int) -> None:
         hand.pulling = self._lines.start(hand.queue.broker, self._request(hand, number, suspend=True))
+        hand.pulling_from = hand.next_offset
         hand.pulling_until = time.monotonic() + SUSPEND_SECONDS + LATE_SECONDS + self._seconds
 
     def _read(self, hand: InHand, answer: Answer) -> bool:
