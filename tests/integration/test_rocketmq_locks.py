@@ -16,6 +16,7 @@ from backstop.config.settings import Settings
 from backstop.health.watch import run_once
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
+from backstop.records import Message, Outcome
 from rocketmq import RocketMQ
 from rocketmq_java import JavaPeer
 from rocketmq_look_world import World
@@ -59,6 +60,23 @@ def test_an_ordered_groups_consumers_tell_which_queues_they_have_locked(world: W
     consumer.wait_until("a message of a queue that was looked at", lambda c: c.done)
     consumer.close()
     world.until(lambda: broker.holders(topic, group) == [])
+
+
+def test_a_copy_for_an_ordered_group_alone_is_refused_because_rocketmq_would_bury_it(
+    world: World, broker: Adapter, java: JavaPeer
+) -> None:
+    topic = world.made(2)
+    group = f"g-{topic}"
+    consumer = java.consume(group, topic, mode="ordered")
+    world.until(lambda: [one.queue_id for one in broker.holders(topic, group) if one.locked] == [0, 1])
+    [receipt] = broker.publish([Message(topic, "again", b"x")], group=group)
+    assert (receipt.outcome, receipt.refused_for_good) == (Outcome.REFUSED, False)
+    assert "in order" in (receipt.error or "")
+    assert list(broker.dead_letters(group)) == []
+    # What it is kept from: the server acknowledges the copy, and no consumer ever gets it.
+    assert broker._publisher.publish([Message(topic, "buried", b"x")], group)[0].outcome is Outcome.SENT
+    world.until(lambda: [one.message_id for one in broker.dead_letters(group)] == ["buried"])
+    consumer.close()
 
 
 def test_a_concurrent_groups_consumers_hold_queues_without_a_lock_and_share_them(

@@ -55,6 +55,20 @@ def holders(
     return sorted(found, key=lambda one: (one.queue_id is None, one.queue_id or 0, one.consumer))
 
 
+def why_no_retry(held: Sequence[Holder]) -> str | None:
+    """Why a copy must not go to the retry topic of the group whose queues these are; null: it may.
+
+    While a group holds a lock, its broker writes what is sent to its retry topic into its dead-letter queue.
+    """
+    locked = sum(one.locked for one in held)
+    if not locked:
+        return None
+    return (
+        f"the group consumes in order and has {locked} queues locked: RocketMQ would move a copy from its retry topic to its "
+        "dead letters"
+    )
+
+
 def _clients(pool: Pool, group: str, masters: Mapping[str, str], doing: str, deadline: float) -> dict[str, str]:
     """client id -> a master that it is connected to."""
     asked = [(address, Request(Ask.CONSUMER_IDS, {"consumerGroup": group})) for address in masters.values()]
