@@ -37,7 +37,7 @@ mariadb: ## the MariaDB programs that some tests start: Debian's packages, when 
 activemq: setup ## the distribution of ActiveMQ Classic that some tests start (skipped when already there)
 	-@$(PY) -m backstop.local.fetch_activemq
 
-test: setup mariadb activemq lint types ## lint, types, and every test (about 40 minutes on 2 cores)
+test: setup mariadb activemq lint types ## lint, types, and every test (more than an hour on 2 cores)
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" $(ARGS)
 
 test-unit: setup ## unit tests only (within 60 s)
