@@ -40,7 +40,7 @@ activemq: setup ## the distribution of ActiveMQ Classic that some tests start (s
 rocketmq: setup ## the jars of RocketMQ that some tests start (skipped when already there)
 	-@$(PY) -m backstop.local.fetch_rocketmq
 
-test: setup mariadb activemq rocketmq lint types ## lint, types, and every test (about 40 minutes on 2 cores)
+test: setup mariadb activemq rocketmq lint types ## lint, types, and every test (more than an hour on 2 cores)
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak and not other_broker" $(ARGS)
 
 test-unit: setup ## unit tests only (within 60 s)

@@ -277,7 +277,8 @@ def test_plans_that_are_within_the_blast_radius_each_are_not_all_run_without_a_y
 def test_what_cannot_be_planned_is_refused(world: World) -> None:
     for wrong, match in (
         ({}, "Nothing says which"), ({"verdicts": ("CONFIRMED",)}, "not replayed by hand"),
-        ({"verdicts": ("LOST",), "group": "nobody"}, "does not take"), ({"verdicts": ("LOST",), "rate": 0}, "more than 0"),
+        ({"causes": (4711, 1_000_000)}, "no cause 4711, 1000000"), ({"verdicts": ("LOST",), "group": "nobody"}, "does not take"),
+        ({"verdicts": ("LOST",), "rate": 0}, "more than 0"),
         ({"verdicts": ("LOST",), "rate": float("nan")}, "more than 0"),
         ({"verdicts": ("LOST",), "start": datetime.now(UTC), "end": datetime.now(UTC) - timedelta(hours=1)}, "holds nothing"),
     ):  # fmt: skip

@@ -106,6 +106,20 @@ def test_a_text_with_a_resolved_password_can_be_hidden(monkeypatch: pytest.Monke
     assert connections.hide("login hun@ter2 failed, hun%40ter2") == "login *** failed, ***"
 
 
+def test_a_password_of_an_address_within_an_address_is_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    jolokia = "http%3A%2F%2Fadmin%3Asecr%2540et%40h%3A8161%2Fapi%2Fjolokia"
+    monkeypatch.setenv("AIRFLOW_CONN_MQ", f"stomp://app:hunter2@h:61613?jolokia={jolokia}")
+    connections = Connections().carrying(["mq"])
+    told = f"hunter2, secr@et, secr%40et, {jolokia}"
+    hidden = connections.hide(told)
+    assert "hunter2" not in hidden and "secr" not in hidden
+
+
+def test_a_password_in_a_query_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", "https://hook.example/x?password=hun%40ter2")
+    assert Connections().carrying(["shop"]).hide("hun@ter2") == "***"
+
+
 def test_a_secrets_file_is_ours_alone_from_its_first_moment(tmp_path: Path) -> None:
     path = tmp_path / "secrets"
     before = os.umask(0)

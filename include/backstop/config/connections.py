@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
@@ -56,13 +56,9 @@ class Connections:
 
     def hide(self, text: str) -> str:
         """The text with every password that was resolved here replaced by ***, as written and decoded."""
-        for url in self._urls.values():
-            try:
-                password = urlsplit(url).password
-            except ValueError:
-                continue
-            for secret in filter(None, (password, unquote(password or ""))):
-                text = text.replace(secret, "***")
+        secrets = {secret for url in self._urls.values() for secret in _passwords(url)}
+        for secret in sorted(secrets, key=len, reverse=True):  # one may hold another
+            text = text.replace(secret, "***")
         return text
 
     def _resolve(self, ref: str) -> str:
@@ -181,3 +177,20 @@ def _url(scheme: str, address: str, path: str, extra: Mapping[str, Any]) -> str:
     known = _PARAMETERS["redis" if scheme == "rediss" else scheme]
     query = urlencode({name: value for name, value in extra.items() if name in known}, quote_via=quote)
     return urlunsplit((scheme, address, f"/{path}", query, ""))
+
+
+def _passwords(url: str) -> Iterator[str]:
+    """Those of an address and of the addresses in its query (ActiveMQ's names its Jolokia there), as written and decoded."""
+    try:
+        parts = urlsplit(url)
+        password = parts.password
+    except ValueError:
+        return
+    if password:
+        yield from (password, unquote(password))
+    for name, value in parse_qsl(parts.query):
+        if name == "password" and value:
+            yield value
+        elif "://" in value:
+            for inner in _passwords(value):
+                yield from (inner, quote(inner, safe=""))

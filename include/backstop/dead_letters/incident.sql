@@ -4,6 +4,11 @@
 INSERT INTO incident (run_id, wanted, planned_by, why)
 VALUES (%(run_id)s, %(wanted)s::jsonb, %(who)s, %(why)s);
 
+-- name: unknown_causes: which of these causes there are not
+SELECT w.cause_id FROM unnest(%(causes)s::bigint[]) WITH ORDINALITY AS w (cause_id, place)
+WHERE NOT EXISTS (SELECT FROM cause c WHERE c.cause_id = w.cause_id)
+ORDER BY w.place;
+
 -- name: planned: which of these deliveries are in the plan already: two pages of letters, or both ways of choosing, found them
 SELECT message_id, consumer_group
 FROM incident_delivery

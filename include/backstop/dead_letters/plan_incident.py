@@ -107,6 +107,7 @@ def plan(settings: Settings, connections: Connections, control: Any, run: Run, w
     _check(settings, wanted)
     with control, control.cursor() as cur:
         hold(cur, run)
+        _check_causes(cur, wanted.causes)
         cur.execute(_SQL["begin"], {
             "run_id": run.run_id, "who": wanted.who, "why": wanted.why,
             "wanted": json.dumps({**asdict(wanted), "start": wanted.start and wanted.start.isoformat(),
@@ -175,6 +176,13 @@ def _check(settings: Settings, wanted: Wanted) -> None:
         raise _refused("Limit and rate must be numbers that are more than 0.", "Correct them.")
     if wanted.start is not None and wanted.end is not None and wanted.start >= wanted.end:
         raise _refused(f"The window from {wanted.start} to {wanted.end} holds nothing.", "Let it begin before it ends.")
+
+
+def _check_causes(cur: Any, causes: Sequence[int]) -> None:
+    """A cause that is not there would make an empty plan, as if nothing had died of it."""
+    cur.execute(_SQL["unknown_causes"], {"causes": list(causes)})
+    if unknown := [str(cause_id) for (cause_id,) in cur.fetchall()]:
+        raise _refused(f"There is no cause {', '.join(unknown)}.", "Look at `backstop dead-letters causes`.")
 
 
 def _by_letter(

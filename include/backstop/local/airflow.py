@@ -107,7 +107,7 @@ class Airflow:
             for name, command in COMMANDS.items():
                 arguments = [word.format(host=LOOPBACK, port=self.port) for word in command]
                 self._children[name].start(
-                    [sys.executable, "-m", "airflow", *arguments], env=settings, cwd=self.home
+                    [sys.executable, "-m", *arguments], env=settings, cwd=self.home
                 )
                 (self.home / f"{name}.pid").write_text(str(self._children[name].pid))
             self._children["api-server"].wait_until(self._ready_or_ended, START_SECONDS)
@@ -219,9 +219,9 @@ class Airflow:
 
 # The scheduler serves no logs: everything is on one disk, and that server would listen on every address.
 COMMANDS = {
-    "api-server": ("api-server", "--host", "{host}", "--port", "{port}", "--workers", "1"),
-    "scheduler": ("scheduler", "--skip-serve-logs"),
-    "dag-processor": ("dag-processor",),
+    "api-server": ("airflow", "api-server", "--host", "{host}", "--port", "{port}", "--workers", "1"),
+    "scheduler": ("backstop.local.airflow_scheduler", "--skip-serve-logs"),
+    "dag-processor": ("airflow", "dag-processor"),
 }
 
 
