@@ -10,7 +10,8 @@ What each task does, and what to do when it is red:
 
 - **ask** writes the form: what happened, the evidence, what each answer does. Skipped: the case was decided or closed elsewhere.
   Red: the control database was away, or there is no such case, or another run asks about it; its log says which. An answer in
-  the first second after the question may be lost on its way into Airflow: the question then comes again.
+  the first second after the question may be lost on its way into Airflow, and the question comes again; or it stays there, and
+  is applied ten minutes later (`BACKSTOP_LOOK_AGAIN_SECONDS`).
 - **apply** reads the state again and applies the answer in the name of who gave it. Skipped: it was not applied, because the
   case changed meanwhile, no reason was given, or the person may not decide; its log and XCom say which, and if the case is still
   open it is asked about again, beginning with that reason. Waiting for another try: a database or the broker is away. Red: it
@@ -89,7 +90,7 @@ def ask_for_resend() -> None:
 )
 def decide_case() -> None:
     """Wiring only. No time limit: a person takes as long as it takes."""
-    asked = people.AskPersonOperator(task_id="ask", form=people.ask_about_case, retries=2, retry_delay=timedelta(seconds=1))
+    asked = people.AskPersonOperator(task_id="ask", form=people.ask_about_case, retries=3, retry_delay=timedelta(seconds=1))
     asked >> apply() >> ask_for_resend()
 
 

@@ -12,8 +12,8 @@ What each task does, and what to do when it is red:
   the log says which.
 - **approve** shows the plan under *Required Actions* and waits. Skipped: a dry run, an empty plan, or a canary within the blast
   radius of the policy that was triggered by somebody who may decide (as in `decide_case`). Red: Airflow could not write the
-  question; clear it. An answer in the first second after the question may be lost on its way into Airflow: the question then
-  comes again.
+  question; clear it. An answer in the first second after the question may be lost on its way into Airflow, and the
+  question comes again; or it stays there, and is applied ten minutes later.
 - **replay** asks for the planned deliveries: with `canary` the first few, with `full` all. Skipped: a dry run, or the answer was
   no. Red: clear it; what was asked for already is asked for once. What moved on since the plan is left out. Red because the plan
   is another one than was answered about (`plan` was cleared by itself): clear `approve` and what follows it.
@@ -107,7 +107,7 @@ def replay_incident() -> None:
     """Wiring only."""
     planned = plan.override(execution_timeout=timedelta(hours=1))()
     approved = AskPersonOperator(
-        task_id="approve", form=incident.ask_for_approval, retries=2, retry_delay=timedelta(seconds=1)
+        task_id="approve", form=incident.ask_for_approval, retries=3, retry_delay=timedelta(seconds=1)
     )
     replayed = replay.override(execution_timeout=timedelta(hours=1))()
     planned >> approved >> replayed >> ask_for_resend.override(execution_timeout=timedelta(minutes=5))()

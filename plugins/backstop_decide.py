@@ -7,7 +7,9 @@ Airflow must be told: who may answer, which fields the form has, which runs are 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from inspect import unwrap
 from typing import Any
 
@@ -33,6 +35,9 @@ class AskPersonOperator(BaseOperator):
     `form` writes it when the task starts: a function of the context that returns subject, body, options, params and
     assigned_users, or skips the task. Airflow's own HITLOperator does the asking; it takes its form when a DAG file is read, and
     imports too much for that.
+
+    An answer in the instant in which the task is parked can stay in Airflow (3.3.2) without waking it. Airflow's own look at
+    what has timed out does wake it, with the answer; so the wait is a chain of short ones.
     """
 
     template_fields = ()
@@ -47,10 +52,18 @@ class AskPersonOperator(BaseOperator):
 
         form = self.form(context)
         # Unwrapped, because the guard around it warns of operators that are called by hand.
-        unwrap(HITLOperator.execute)(HITLOperator(task_id=self.task_id, **form), context)
+        unwrap(HITLOperator.execute)(HITLOperator(task_id=self.task_id, response_timeout=self._look_again(), **form), context)
+
+    @staticmethod
+    def _look_again() -> timedelta:
+        return timedelta(seconds=float(os.environ.get("BACKSTOP_LOOK_AGAIN_SECONDS", "600")))
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Answer:
         """The answer, as plain values. Airflow's API has held the option against the form; `apply` says what is missing."""
+        if event.get("error_type") == "timeout":
+            from airflow.sdk.exceptions import TaskAwaitingInput
+
+            raise TaskAwaitingInput(method_name="execute_complete", timeout=self._look_again())
         if "error" in event:
             raise RuntimeError(f"Airflow ended the question without an answer: {event['error']}")
         user, inputs = event["responded_by_user"] or {}, event["params_input"] or {}

@@ -27,22 +27,6 @@ if java_home.exists():
     os.environ.setdefault("JAVA_HOME", java_home.read_text(encoding="utf-8").strip())
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_waiting_for_the_disk() -> Iterator[None]:
-    """A server that is killed loses nothing that it wrote; only a machine that crashes does, and no test crashes one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("backstop.local.postgres.FSYNC", "off")
-        yield
-
-
-@pytest.fixture(scope="module")
-def waits_for_the_disk() -> Iterator[None]:
-    """For the tests of what is durable."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("backstop.local.postgres.FSYNC", "on")
-        yield
-
-
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """The session as the duties start it; its workers find the jobs, too."""

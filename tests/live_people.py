@@ -169,8 +169,9 @@ def live_people(root: Path) -> Iterator[Live]:
         platform.start(airflow=False)
         prepare(load(platform.config), platform.connections())
         platform.airflow.env.update(platform.environment() | {
-            "BACKSTOP_RETRY_SECONDS": "1", "BACKSTOP_ASK_SCHEDULE": "none", "BACKSTOP_TRIAGE_SCHEDULE": "none",
-            "BACKSTOP_RESEND_SCHEDULE": "none", "BACKSTOP_DOCS_FOLDER": str(root / "docs"), "BACKSTOP_SPARK_FROM": "3",
+            "BACKSTOP_RETRY_SECONDS": "1", "BACKSTOP_LOOK_AGAIN_SECONDS": "15", "BACKSTOP_ASK_SCHEDULE": "none",
+            "BACKSTOP_TRIAGE_SCHEDULE": "none", "BACKSTOP_RESEND_SCHEDULE": "none",
+            "BACKSTOP_DOCS_FOLDER": str(root / "docs"), "BACKSTOP_SPARK_FROM": "3",
         })  # fmt: skip
         platform.airflow.users |= {"olga": "op", "otto": "op", "uwe": "user", "vera": "viewer"}
         platform.airflow.start()

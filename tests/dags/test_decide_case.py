@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import psycopg2
 import pytest
 from airflow.sdk.api.datamodels._generated import DagRunState
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
 import backstop_decide as people
 from backstop.cases.open import open_case
@@ -374,6 +375,13 @@ def test_an_answer_that_could_not_be_applied_waits_for_apply_and_nobody_is_asked
     assert control.rows("SELECT case_id, how FROM case_question WHERE ended_at IS NOT NULL") == [(over, "over")]
     # The task apply was cleared.
     assert people.apply_answer(waits, f"case-{waits}-1", OLGA)["how"] == "applied"
+
+
+def test_a_question_that_nobody_answered_in_time_stays_open() -> None:
+    event = {"error_type": "timeout", "error": "The Human-in-the-loop response timeout has passed without a response."}
+    with pytest.raises(TaskAwaitingInput) as parked:
+        people.AskPersonOperator(task_id="ask", form=people.ask_about_case).execute_complete({}, event)
+    assert (parked.value.method_name, parked.value.timeout) == ("execute_complete", timedelta(minutes=10))
 
 
 def test_a_null_byte_is_refused_and_not_dropped(control: Control) -> None:

@@ -18,8 +18,6 @@ def nothing_is_open(people: Live) -> None:
     people.forget_cases()
 
 
-
-
 def test_the_most_severe_come_first_and_only_who_may_decides_once_with_a_reason(people: Live) -> None:
     mild = people.case("info", "o-mild", subject="mild")
     severe = people.case("critical", HOSTILE, "o-2", subject="severe")
@@ -121,6 +119,25 @@ def test_an_answer_in_the_first_instant_two_people_at_once_and_a_lost_start_end_
     )
     assert (by, 200) in taken and why == f"{by} says so" and decisions == 1
     assert people.ended(f"case-{lost}-1")[:2] == ("applied", by)
+
+
+def test_an_answer_that_airflow_kept_without_waking_the_task_is_applied(people: Live) -> None:
+    case_id = people.case("critical", "o-kept", subject="kept")
+    people.look()
+    people.question(case_id)
+    # What Airflow 3.3.2 leaves when an answer meets the instant of parking: it had read the state of the task before.
+    airflow = psycopg2.connect(people.platform.dsn("airflow"))
+    with airflow, airflow.cursor() as cursor:
+        cursor.execute(
+            """UPDATE hitl_detail SET responded_at = now(), responded_by = '{"id": "otto", "name": "otto"}',
+                      chosen_options = '["discard"]', params_input = '{"why": "kept"}'
+               FROM task_instance WHERE id = ti_id AND run_id = %s AND state = 'awaiting_input'""",
+            (people.run_of(case_id),),
+        )
+        assert cursor.rowcount == 1
+    airflow.close()
+    assert people.end_of(people.run_of(case_id)) == {"ask": "success", "apply": "success", "": "success"}
+    assert people.rows("SELECT decided_by FROM delivery_decision WHERE case_id = %s", case_id) == [("otto",)]
 
 
 def test_a_question_outlives_airflow_and_its_answer_waits_for_a_database_that_is_away(people: Live) -> None:

@@ -25,7 +25,8 @@ BESIDE = {"reconcile": 3, "decide_case": 200, "replay_incident": 16}
 """How many runs may be at work at once; one of all others."""
 DUTIES = [name for name in DAGS if name not in LIGHT and name not in ASKING]
 HEAVY = ("pyspark", "great_expectations", "psycopg2", "pydantic", "redis", "pandas", "pyarrow")
-MILLISECONDS = 100
+SHARE = 0.08
+"""Of what Airflow itself takes in the same process, so that a busy machine slows both: 100 ms of 1.2 s on an idle one."""
 
 LOAD_ALL = """
 import json, sys
@@ -62,7 +63,7 @@ before, since = set(sys.modules), time.process_time()
 spec = importlib.util.spec_from_file_location("measured", sys.argv[1])
 spec.loader.exec_module(importlib.util.module_from_spec(spec))
 print("FACTS" + json.dumps({
-    "ms": 1000 * (time.process_time() - since), "loaded": sorted({name.split(".")[0] for name in
+    "share": time.process_time() / since - 1, "loaded": sorted({name.split(".")[0] for name in
     set(sys.modules) - before}),
 }))
 """
@@ -187,9 +188,9 @@ def test_a_dag_file_is_light(tmp_path: Path, name: str) -> None:
     for _ in range(8):  # the best of eight: what the machine does beside it is not the file's fault
         measured.append(facts(MEASURE, tmp_path, str(ROOT / "dags" / f"{name}.py")))
         assert not set(measured[-1]["loaded"]) & set(HEAVY)
-        if measured[-1]["ms"] < MILLISECONDS:
+        if measured[-1]["share"] < SHARE:
             return
-    pytest.fail(f"{[round(run['ms']) for run in measured]} ms of processor time more than an empty DAG")
+    pytest.fail(f"{[round(run['share'], 3) for run in measured]} of the processor time that an empty DAG takes")
 
 
 @pytest.mark.parametrize("name", DAGS)

@@ -23,8 +23,6 @@ from backstop.records import ID_HEADER, Counts, Message
 from backstop.runs.run import close_run, open_run
 from control_world import PROJECT, ROLES, World, servers, world  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("waits_for_the_disk")
-
 
 class Cli:
     """Runs commands in this process and keeps what they printed."""

@@ -24,8 +24,6 @@ from backstop.local.postgres import Postgres
 from backstop.local.supervise import supervisor
 from backstop.local.valkey import Valkey
 
-pytestmark = pytest.mark.usefixtures("waits_for_the_disk")
-
 HELLO = """
 from airflow.sdk import dag, task
 

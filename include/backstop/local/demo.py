@@ -44,6 +44,7 @@ SCHEDULES = {
     "BACKSTOP_ASK_SCHEDULE": "20s",
     "BACKSTOP_ALERTS_SCHEDULE": "30s",
     "BACKSTOP_RETRY_SECONDS": "1",
+    "BACKSTOP_LOOK_AGAIN_SECONDS": "60",
     # Nobody changes a DAG here.
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",
     # A Spark driver lives for seconds here: the second compiler would cost more than it ever gives back.

@@ -23,8 +23,6 @@ from backstop.local.unprivileged import choose_run_as
 
 SUPERUSER = "backstop"
 START_SECONDS = 60.0
-FSYNC = "on"
-"""Off it loses what was written only when the machine itself crashes, and dropping a database waits for no disk."""
 INSTALLED = {"16": "pginstall", "18": "pginstall18"}
 
 # No unix socket: everything goes through the port and its password. A name lookup or JIT would only add time.
@@ -36,7 +34,7 @@ password_encryption = 'scram-sha-256'
 max_connections = {max_connections}
 shared_buffers = '128MB'
 max_wal_size = '2GB'
-fsync = {fsync}
+fsync = on
 synchronous_commit = on
 jit = off
 timezone = 'UTC'
@@ -204,7 +202,7 @@ class Postgres:
             )
 
     def _write_settings(self, owner: tuple[int, int] | None) -> None:
-        settings = SETTINGS.format(host=LOOPBACK, port=self.port, max_connections=self._max_connections, fsync=FSYNC)
+        settings = SETTINGS.format(host=LOOPBACK, port=self.port, max_connections=self._max_connections)
         write_private(self.data / "backstop.conf", settings, owner)
         main = self.data / "postgresql.conf"
         include = "include 'backstop.conf'\n"
