@@ -32,6 +32,7 @@ from backstop.named_sql import load
 from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask, ramped_topics, route_for
 from backstop.verdicts.judge import Judge, Judged, Judgement, Promise
+from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.cases", "queries.sql")
 _BATCH = 1_000
@@ -81,7 +82,7 @@ def decide(
         with Judge(settings, connections, conn) as judge:
             plan, partial = _plan(conn, judge, settings, case, intent, options.get("message_ids"))
             counts = _apply_in_producers(conn, judge, plan, intent, int(options.get("more", 1)))
-        return _finish(conn, settings, intent, plan, counts, partial)
+            return _finish(conn, judge.sources, intent, plan, counts, partial)
 
 
 def _check(case: Case, action: str, who: str, why: str, options: Mapping[str, Any]) -> None:
@@ -251,7 +252,7 @@ def _allows(judge: Judge, promise: Promise, sends: int) -> bool:
     return now is not None and (now.max_sends or 0) >= sends
 
 
-def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: Counts, partial: bool) -> Decided:
+def _finish(conn: Any, sources: Sources, intent: Intent, plan: _Plan, counts: Counts, partial: bool) -> Decided:
     """The last transaction: what belongs to the control database, and the decision itself."""
     action, case_id = intent["action"], intent["case_id"]
     settled = list(plan.done)
@@ -266,8 +267,8 @@ def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: 
             counts.add("discarded", cur.rowcount)
             settled += given_up
         elif action == "resend":
-            asks = [_ask(settings, case_id, judged, plan.verdicts[judged.key]) for judged, _ in plan.fits]
-            counts += ask(cur, asks, None, ramped_topics(settings))
+            asks = [_ask(sources, case_id, judged, plan.verdicts[judged.key]) for judged, _ in plan.fits]
+            counts += ask(cur, asks, None, ramped_topics(sources.settings))
         elif action == "void":
             settled += [(key.topic, key.message_id, group) for key in {s.key for _, s in plan.fits}
                         for group in ("*", *plan.verdicts[key])]  # fmt: skip
@@ -281,13 +282,13 @@ def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: 
     return Decided(case_id, action, counts, tuple(plan.left_out))
 
 
-def _ask(settings: Settings, case_id: int, judged: Judged, verdicts: Mapping[str, str]) -> Ask:
+def _ask(sources: Sources, case_id: int, judged: Judged, verdicts: Mapping[str, str]) -> Ask:
     wanted = frozenset({judged.consumer_group})
     return Ask(
         shard=judged.shard, topic=judged.topic, message_id=judged.message_id, send_number=judged.send_count + 1,
         groups=(judged.consumer_group,), reason=judged.reason, requested_by=f"case {case_id}",
         # Without another way the copy goes to the topic: that is what the person decided.
-        route=route_for(settings, judged.topic, wanted, verdicts) or "topic",
+        route=route_for(sources, judged.topic, wanted, verdicts) or "topic",
     )  # fmt: skip
 
 

@@ -104,13 +104,8 @@ def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequenc
     look = Look(as_of, befores=befores)
     for key, groups in owed.items():
         look.verdicts[key] = _verdicts(key, groups, logs, dead)
-    # Some brokers can send to one group alone; opening one asks it nothing.
-    alone = {
-        topic for topic in {key.topic for key in keys} & settings.topics.keys()
-        if sources.broker(settings.topics[topic].broker).capabilities.has_retry_topic_per_group
-    }  # fmt: skip
     for letter in letters:
-        look.facts[letter.dead_letter_id] = _facts(settings, letter, look, seen, letter.topic in alone)
+        look.facts[letter.dead_letter_id] = _facts(sources, letter, look, seen)
     return look
 
 
@@ -133,7 +128,8 @@ class _Seen:
     barred: Mapping[Delivery, str]
 
 
-def _facts(settings: Settings, letter: Letter, look: Look, seen: _Seen, own_retry_topic: bool) -> Facts:
+def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
+    settings = sources.settings
     key, delivery = letter.key, letter.delivery
     stub = seen.stubs.get(key) if key is not None else None
     given_up = seen.discarded.get(delivery) if delivery is not None else None
@@ -152,9 +148,7 @@ def _facts(settings: Settings, letter: Letter, look: Look, seen: _Seen, own_retr
         log_floor=seen.floors.get(group), left=letter.left_in_case or seen.left.get(delivery),
         barred=letter.barred or seen.barred.get(delivery),
         replays=seen.replays.get(delivery, 0), observed=known and settings.topics[key.topic].mode != "repair",
-        route=route_for(
-            settings, key.topic, frozenset({group}), look.verdicts.get(key, {}), own_retry_topic=own_retry_topic
-        ) if known else None,
+        route=route_for(sources, key.topic, frozenset({group}), look.verdicts.get(key, {})) if known else None,
         duplicates=settings.groups[group].duplicates if known else "no", asked=_asked(stub, seen.asked.get(key, ())),
     )  # fmt: skip
 

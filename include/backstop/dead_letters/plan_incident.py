@@ -260,7 +260,7 @@ def _by_verdict(
         for one in seen.judged:
             if one.consumer_group not in groups[one.message_id] or not _in_window(seen.stubs[one.key].created_at, wanted):
                 continue
-            route = route_for(settings, one.topic, frozenset({one.consumer_group}), known[one.key])
+            route = route_for(judge.sources, one.topic, frozenset({one.consumer_group}), known[one.key])
             if (reason := _not_eligible(settings, one, seen, verdicts, route)) is not None:
                 collected.left_out.add(reason)
                 continue

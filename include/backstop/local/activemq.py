@@ -18,7 +18,7 @@ from backstop.local.fetch_activemq import HOME, installed
 from backstop.local.ports import LOOPBACK, free_port
 from backstop.local.private_file import read_or_generate, write_private
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 CONFIGURATION = Path(__file__).with_name("activemq.xml")
 WEB = Path(__file__).with_name("activemq_jetty.xml")

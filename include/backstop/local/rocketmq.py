@@ -27,7 +27,7 @@ from backstop.local.fetch_rocketmq import HOME, installed
 from backstop.local.ports import LOOPBACK, free_port
 
 CLUSTER = "DefaultCluster"
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 NO_REPLICAS = Path(__file__).with_name("NoReplicas.java")

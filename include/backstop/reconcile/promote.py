@@ -65,7 +65,7 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
             with control, control.cursor() as cursor:
                 hold(cursor, run)
                 cursor.execute(_SQL["finish_promotion"], {"run_id": earlier[0]})
-        counts += _promote_control(settings, control, run)
+        counts += _promote_control(settings, sources, control, run)
         counts += find_gaps(settings, sources, control, run)
         counts.add("stubs_moved", _promote_shards(settings, connections, sources, control, run.run_id, run.as_of))
         missed = dict(sources.unreachable)
@@ -93,7 +93,7 @@ def _deliveries(settings: Settings) -> list[Delivery]:
     return [(topic, group) for topic in settings.topics for group in settings.groups_of(topic)]
 
 
-def _promote_control(settings: Settings, control: Any, run: Run) -> Counts:
+def _promote_control(settings: Settings, sources: Sources, control: Any, run: Run) -> Counts:
     """One transaction, which holds the run's token: verdicts, counts, requests and cases appear together or not at all."""
     counts = Counts()
     with control, control.cursor() as cursor:
@@ -106,7 +106,7 @@ def _promote_control(settings: Settings, control: Any, run: Run) -> Counts:
         asks: list[Ask] = []
         cursor.execute(_SQL["eligible"], {"run_id": run.run_id})
         for _, rows in groupby(cursor.fetchall(), key=lambda row: (row[1], row[2])):
-            ready, blocked = _decide_message(settings, held, list(rows))
+            ready, blocked = _decide_message(settings, sources, held, list(rows))
             asks.extend(ready)
             for kind, member in blocked:
                 members.setdefault((kind, member[1], member[3]), []).append(member)
@@ -159,7 +159,7 @@ def _held_by_blast_radius(settings: Settings, cursor: Any, run: Run) -> dict[Del
 
 
 def _decide_message(
-    settings: Settings, held: Mapping[Delivery, object], rows: Sequence[tuple[Any, ...]]
+    settings: Settings, sources: Sources, held: Mapping[Delivery, object], rows: Sequence[tuple[Any, ...]]
 ) -> tuple[list[Ask], list[tuple[str, Member]]]:
     """One message's eligible deliveries -> at most one request, and the deliveries that a person must look at."""
     shard, topic, message_id, send_count = rows[0][:4]
@@ -176,7 +176,7 @@ def _decide_message(
     verdicts: dict[str, str] = {row[6]: row[5] for row in rows}
     for row in rows:
         verdicts.update(row[7])
-    route = route_for(settings, topic, frozenset(wanted), verdicts)
+    route = route_for(sources, topic, frozenset(wanted), verdicts)
     if route is None:
         return [], blocked + [("no_route", (shard, topic, message_id, group)) for group in wanted]
     everybody = set(wanted) == set(settings.groups_of(topic))

@@ -17,9 +17,10 @@ from backstop.errors import ConfigurationError, Unavailable
 from backstop.named_sql import load
 from backstop.records import Key
 from backstop.resend.policy import Postpone, Send, decide
-from backstop.resend.request import Ask, ask, duplicates_of, ramped_topics, route_for
+from backstop.resend.request import Ask, ask, duplicates_of, ramped_topics, route_for, sends_to_one_group
 from backstop.runs.run import Run, hold
 from backstop.verdicts.judge import Judge, Judgement
+from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.resend", "queries.sql")
 _BATCH = 1_000
@@ -72,7 +73,7 @@ def ask_for_ids(
         cursor.execute(_SQL["open_requests"], {"topic": topic, "ids": list(ids)})
         open_already = {message_id for (message_id,) in cursor.fetchall()}
     with Judge(settings, connections, control) as judge:
-        listed = [one for batch in _batches(ids) for one in _look(judge, settings, topic, batch, open_already, who, why)]
+        listed = [one for batch in _batches(ids) for one in _look(judge, topic, batch, open_already, who, why)]
     with control, control.cursor() as cursor:
         hold(cursor, run)
         if not run.dry_run:
@@ -82,7 +83,7 @@ def ask_for_ids(
 
 
 def _look(
-    judge: Judge, settings: Settings, topic: str, ids: Sequence[str], open_already: set[str], who: str, why: str
+    judge: Judge, topic: str, ids: Sequence[str], open_already: set[str], who: str, why: str
 ) -> Iterator[Listed]:
     seen = judge.judgement([Key(topic, message_id) for message_id in ids])
     if seen.unreachable:
@@ -94,10 +95,11 @@ def _look(
         if message_id in open_already:
             yield Listed(message_id, "a request for it is open already", sendable=True)
         else:
-            yield _answer(settings, seen, Key(topic, message_id), who, why)
+            yield _answer(judge.sources, seen, Key(topic, message_id), who, why)
 
 
-def _answer(settings: Settings, seen: Judgement, key: Key, who: str, why: str) -> Listed:
+def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> Listed:
+    settings = sources.settings
     shards, judged = seen.shards_of.get(key, []), seen.told.get(key, ())
     if not shards:
         return Listed(key.message_id, "no shard has it")
@@ -110,13 +112,13 @@ def _answer(settings: Settings, seen: Judgement, key: Key, who: str, why: str) -
     budget = policy.max_sends if promise.max_sends is None else promise.max_sends
     decision = decide(
         None, PERSON + who, judged, as_of=seen.as_of, created_at=promise.created_at, policy=policy,
-        duplicates=duplicates_of(settings, key.topic), own_retry_topic=False,
+        duplicates=duplicates_of(settings, key.topic), own_retry_topic=sends_to_one_group(sources, key.topic),
     )  # fmt: skip
     if isinstance(decision, Send):
         if promise.status == "exhausted" or promise.send_count - promise.refusals >= budget:
             return Listed(key.message_id, "EXHAUSTED: its sends are used up; allow more by its case (raise)")
         wanted = decision.groups or settings.groups_of(key.topic)
-        route = route_for(settings, key.topic, wanted, {one.consumer_group: str(one.verdict) for one in judged})
+        route = route_for(sources, key.topic, wanted, {one.consumer_group: str(one.verdict) for one in judged})
         if route is None:
             # A list is written without looking at each message; its case shows what the copy would do.
             return Listed(key.message_id, "a copy would reach a group that takes no duplicates; decide it by its case (resend)")

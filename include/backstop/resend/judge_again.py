@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from backstop.resend.claim import Lot, Request, Worker
 from backstop.resend.policy import Decision, NotNeeded, Postpone, decide, is_by_incident, is_by_person
-from backstop.resend.request import duplicates_of
+from backstop.resend.request import duplicates_of, sends_to_one_group
 from backstop.verdicts.judge import Judgement
 
 
@@ -20,9 +20,8 @@ def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[
     """
     judgement = worker.judge.judgement([request.key for request in requests])
     told, shards_of, created_at = judgement.told, judgement.shards_of, judgement.created_at
-    broker = worker.judge.sources.broker(worker.broker_name(lot.topic))
     duplicates, policy = duplicates_of(worker.settings, lot.topic), worker.policy(lot.topic)
-    own_retry_topic = broker.capabilities.has_retry_topic_per_group
+    own_retry_topic = sends_to_one_group(worker.judge.sources, lot.topic)
     later, too_old = judgement.as_of + policy.recheck, judgement.as_of - policy.replay_horizon
     lowest: dict[tuple[str, str], int] = {}
     for request in requests:

@@ -14,6 +14,7 @@ from backstop.records import Counts, Key
 from backstop.resend.policy import TRIAGE as TRIAGE  # whose the requests are that come through this door by machine
 from backstop.resend.policy import Route, choose_route
 from backstop.resend.policy import by_incident as by_incident
+from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.resend", "queries.sql")
 FOR_GOOD = "refused for good: "
@@ -69,19 +70,20 @@ def ask(
     return counts
 
 
-def route_for(
-    settings: Settings,
-    topic: str,
-    wanted: Collection[str],
-    verdicts: Mapping[str, str],
-    *,
-    own_retry_topic: bool = False,
-) -> Route | None:
+def route_for(sources: Sources, topic: str, wanted: Collection[str], verdicts: Mapping[str, str]) -> Route | None:
     """By which way a copy of `topic` for the groups `wanted` may go; null: by none (see policy.choose_route).
 
     `verdicts`: of each group of the message whose verdict is known.
     """
-    return choose_route(wanted, duplicates_of(settings, topic), verdicts, own_retry_topic=own_retry_topic)
+    return choose_route(
+        wanted, duplicates_of(sources.settings, topic), verdicts, own_retry_topic=sends_to_one_group(sources, topic)
+    )
+
+
+def sends_to_one_group(sources: Sources, topic: str) -> bool:
+    """Whether the topic's broker can send a copy to one group alone. Opens the broker, and asks it nothing."""
+    broker = sources.broker(sources.settings.topics[topic].broker)
+    return broker.capabilities.has_retry_topic_per_group
 
 
 def duplicates_of(settings: Settings, topic: str) -> dict[str, str]:

@@ -13,14 +13,11 @@ class Ask(IntEnum):
     COMMITTED = 14
     COMMIT = 15
     CREATE_TOPIC = 17
-    ALL_TOPICS = 21
     CHANGE_BROKER_CONFIG = 25
     BROKER_CONFIG = 26
     BROKER_RUNTIME = 28
-    OFFSET_AT_TIME = 29
     NEXT_OFFSET = 30
     FIRST_OFFSET = 31
-    FIRST_STORED_AT = 32
     VIEW_MESSAGE = 33
     HEARTBEAT = 34
     UNREGISTER = 35
@@ -28,28 +25,18 @@ class Ask(IntEnum):
     CONSUMER_IDS = 38
     CONSUMER_IDS_CHANGED = 40
     """From the broker: a member of the group came or went."""
-    LOCK_QUEUES = 41
-    """Takes the locks of an ordered group's queues. (It reads like a look at them, and is none: that is RUNNING_INFO.)"""
-    UNLOCK_QUEUES = 42
     DELAY_OFFSETS = 45
-    TIMER_CHECKPOINT = 60
-    TIMER_METRICS = 61
     ROUTE = 105
     CLUSTER = 106
     CREATE_GROUP = 200
     ALL_GROUPS = 201
     TOPIC_STATS = 202
     CONSUMER_CONNECTIONS = 203
-    PRODUCER_CONNECTIONS = 204
-    TOPICS_OF_NAMESRV = 206
-    DELETE_GROUP = 207
-    CONSUME_STATS = 208
     DELETE_TOPIC = 215
     DELETE_TOPIC_IN_NAMESRV = 216
     RESET_CLIENT_OFFSETS = 220
     """From the broker: somebody set the group's offsets."""
     RESET_OFFSETS = 222
-    GROUPS_OF_TOPIC = 300
     CONSUME_TIME_SPAN = 303
     RUNNING_INFO = 307
     """To a consumer, by way of the broker."""
@@ -57,7 +44,6 @@ class Ask(IntEnum):
     SEND_BATCH = 320
     """See batch.py."""
     TOPIC_CONFIG = 351
-    GROUP_CONFIG = 352
 
 
 class Said(IntEnum):

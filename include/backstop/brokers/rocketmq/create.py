@@ -8,6 +8,7 @@ from typing import Literal
 
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.frames import Field, Malformed, Request
+from backstop.brokers.rocketmq.group_configs import group_configs
 from backstop.brokers.rocketmq.names import encode_group, encode_topic
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.require_answers import require_answers
@@ -48,9 +49,8 @@ class Creator:
         doing = f"making the group {name}"
         # As it was made, if it is there: changing it is an operator's business.
         masters = sorted(set(self._masters().values()))
-        asked = [(master, Request(Ask.GROUP_CONFIG, {"group": name})) for master in masters]
-        known = require_answers(self._pool, asked, self._by(), doing, also=(Said.SYSTEM_ERROR, Said.GROUP_NOT_EXIST))
-        missing = {master for master, answer in zip(masters, known, strict=True) if answer.code != Said.SUCCESS}
+        known = group_configs(self._pool, masters, self._by(), doing)
+        missing = {master for master, groups in zip(masters, known, strict=True) if groups is None or name not in groups}
         self._ask(doing, missing, Request(Ask.CREATE_GROUP, body=json.dumps({
             "groupName": name, "consumeEnable": True, "consumeFromMinEnable": at == "start", "consumeBroadcastEnable": False,
             "consumeMessageOrderly": False, "retryQueueNums": 1, "retryMaxTimes": self._retries, "brokerId": 0,

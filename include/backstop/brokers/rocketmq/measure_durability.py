@@ -9,6 +9,7 @@ from typing import Any
 from backstop.brokers.protocol import Finding
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.group_configs import Configs, group_configs
 from backstop.brokers.rocketmq.hold_against import (
     Consumers,
     WantedTopic,
@@ -65,8 +66,10 @@ class Surveyor:
         for topic in topics:
             for group in self._wanted[topic].groups if topic in self._wanted else ():
                 groups.setdefault(group, []).append(topic)
+        addresses = sorted(there.values())
+        configs = group_configs(self._pool, addresses, deadline, "reading its groups") if groups else []
         for group, its in sorted(groups.items()):
-            findings += self._group(group, its, sorted(there.values()), deadline)
+            findings += self._group(group, its, dict(zip(addresses, configs, strict=True)), deadline)
         return findings
 
     def _topic(self, topic: str, deadline: float) -> Finding:
@@ -83,34 +86,34 @@ class Surveyor:
             queues[queue.broker] = (read + queue.readable, written + queue.writable)
         return hold_permissions(topic, queues, [broker for broker, master in route.masters.items() if master is None])
 
-    def _group(self, group: str, topics: Sequence[str], masters: Sequence[str], deadline: float) -> list[Finding]:
-        """What one group is set to, and what its consumers that are connected subscribe to."""
+    def _group(
+        self, group: str, topics: Sequence[str], configs: Mapping[str, Configs | None], deadline: float
+    ) -> list[Finding]:
+        """What one group is set to on each master, and what its consumers that are connected subscribe to."""
         subject = f"group {group}"
         try:
             name = encode_group(group)
         except ContractBroken as error:
             return [Finding(subject, False, error.what, error.next_step)]
-        request = Request(Ask.GROUP_CONFIG, {"group": name})
-        answers = require_answers(
-            self._pool, [(to, request) for to in masters], deadline, f"reading the group {name}", also=(*_NO_GROUP, _NOT_ALLOWED)
-        )
-        if any(answer.code == _NOT_ALLOWED for answer in answers):
-            return [_unread(subject)]
-        missing = [to for to, answer in zip(masters, answers, strict=True) if answer.code != Said.SUCCESS]
-        if missing:
+        found: dict[str, dict[str, Any]] = {}
+        for to, readable in configs.items():
+            if readable is None:
+                return [_unread(subject)]
+            if name in readable:
+                found[to] = readable[name]
+        if missing := sorted(configs.keys() - found.keys()):
             do = "Make it on every master (mqadmin updateSubGroup), then check again."
             return [Finding(subject, False, f"it is not there at {', '.join(missing)}", do)]
-        found = [_object(answer, f"reading the group {name}") for answer in answers]
-        closed = [to for to, one in zip(masters, found, strict=True) if one.get("consumeEnable") is False]
+        closed = [to for to, one in found.items() if one.get("consumeEnable") is False]
         findings = [Finding(
             subject, not closed, "it may consume" if not closed else f"consumeEnable is false at {', '.join(closed)}",
             "" if not closed else "Set consumeEnable=true, or its messages stay BACKLOGGED.",
         )]  # fmt: skip
-        retries = max((int(one.get("retryMaxTimes", 16)) for one in found), default=None)
+        retries = max((int(one.get("retryMaxTimes", 16)) for one in found.values()), default=None)
         policies = [self._wanted[topic].groups[group] for topic in topics]
         tightest = min(policies, key=lambda one: one.retries_at_most)
         findings.append(hold_retries(group, self._levels, retries, tightest))
-        consumers = self._consumers(name, masters, deadline)
+        consumers = self._consumers(name, sorted(configs), deadline)
         findings.append(hold_progress(group, consumers, any(one.acknowledged for one in policies)))
         for topic, one in zip(topics, policies, strict=True):
             findings.append(hold_subscription(group, topic, consumers.expressions(encode_topic(topic)), one))
