@@ -34,13 +34,13 @@ mariadb: ## the MariaDB programs that some tests start: Debian's packages, when 
 	  && apt-get update -q && apt-get install -y -q --no-install-recommends mariadb-server-core mariadb-client-core; } \
 	  || echo "No MariaDB here: its tests will fail. On Debian: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core" >&2
 
-activemq: setup ## the distribution of ActiveMQ Classic that some tests start (skipped when already there)
+activemq: setup ## the distribution of ActiveMQ Classic, for tests and the demo (skipped when already there)
 	-@$(PY) -m backstop.local.fetch_activemq
 
-rocketmq: setup ## the jars of RocketMQ that some tests start (skipped when already there)
+rocketmq: setup ## the jars of RocketMQ, for tests and the demo (skipped when already there)
 	-@$(PY) -m backstop.local.fetch_rocketmq
 
-test: setup mariadb activemq rocketmq lint types ## lint, types, and every test (more than an hour on 2 cores)
+test: setup mariadb activemq rocketmq lint types ## lint, types, and the tests (more than an hour on 2 cores); left out: long runs, the demo on other brokers
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak and not other_broker" $(ARGS)
 
 test-unit: setup ## unit tests only (within 60 s)

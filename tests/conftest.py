@@ -42,7 +42,7 @@ def spark() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def shared_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One real RocketMQ for all tests that do not kill, stall or fill it: every test names its own topics and groups."""
-    from rocketmq import RocketMQ
+    from rocketmq_server import RocketMQ
 
     with RocketMQ(tmp_path_factory.mktemp("rocketmq")) as server:
         yield server

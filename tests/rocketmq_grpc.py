@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from backstop.local.ports import LOOPBACK
-from rocketmq import RocketMQ
+from rocketmq_server import RocketMQ
 
 PEER = Path(__file__).parent / "grpc_peer" / "peer.py"
 

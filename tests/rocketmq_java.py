@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from compile_java import class_path, compiled, java
-from rocketmq import OF_THE_SERVER, RocketMQ
+from rocketmq_server import OF_THE_SERVER, RocketMQ
 
 SOURCES = sorted(set((Path(__file__).parent / "java" / "rocketmq").glob("*.java")) - set(OF_THE_SERVER))
 WAIT_SECONDS = 60.0

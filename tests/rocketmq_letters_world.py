@@ -29,7 +29,7 @@ from backstop.records import ID_HEADER, Counts, Message, Outcome
 from backstop.resend.work import run_duty as resend_duty
 from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
-from rocketmq import RocketMQ as Server
+from rocketmq_server import RocketMQ as Server
 from system import settings_dict
 
 WAIT_SECONDS = 120.0
@@ -105,7 +105,7 @@ class World:
     def give_up(self, messages: Sequence[Stored], group: str | None = None) -> None:
         """What RocketMQ's consumers send when they give a message up at once: the broker writes the letter."""
         requests = [
-            Request(Ask.SEND_BACK, {
+            Request(Ask.CONSUMER_SEND_MSG_BACK, {
                 "offset": one.physical_offset, "group": encode_group(group or self.group), "delayLevel": -1,
                 "originMsgId": one.store_id, "originTopic": one.topic, "unitMode": False, "maxReconsumeTimes": 16,
             }, lane="in this order") for one in messages
@@ -128,7 +128,7 @@ class World:
             assert time.monotonic() < deadline, f"{len(found)} of {count} messages were found"
             for queue in range(2):
                 at = self.offsets.setdefault(queue, 0)
-                [answer] = only_answers(self.broker._pool.ask_many(self.server.address, [Request(Ask.PULL, {
+                [answer] = only_answers(self.broker._pool.ask_many(self.server.address, [Request(Ask.PULL_MESSAGE, {
                     **PULL, "topic": encode_topic(self.topic), "queueId": queue, "queueOffset": at, "maxMsgNums": 32,
                 })], deadline))  # fmt: skip
                 if answer.code == Said.SUCCESS:

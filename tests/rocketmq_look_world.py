@@ -12,7 +12,7 @@ from backstop.brokers.rocketmq.look import Looker
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.retries import Retries
 from backstop.brokers.rocketmq.route import Routes
-from rocketmq import RocketMQ
+from rocketmq_server import RocketMQ
 
 WAIT = 60.0
 _numbers = count()

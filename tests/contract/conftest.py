@@ -30,8 +30,8 @@ from backstop.brokers.rocketmq.names import encode_group, encode_topic
 from backstop.brokers.rocketmq.properties import own_headers
 from backstop.brokers.rocketmq.stored import read_stored
 from backstop.local.valkey import Valkey
-from backstop.records import ID_HEADER, Outcome
-from rocketmq import RocketMQ as RocketMQServer
+from backstop.records import ID_HEADER, Message, Outcome
+from rocketmq_server import RocketMQ as RocketMQServer
 
 VISIBILITY = timedelta(milliseconds=400)
 DELIVERY_LIMIT = 3
@@ -274,11 +274,20 @@ class RocketMQUnderTest:
     def __init__(self, server: RocketMQServer) -> None:
         self.server = server
         self._open: list[RocketMQ] = []
+        self._warm()
         self.broker = self.another()
+
+    def _warm(self) -> None:
+        """The first sends of a JVM take seconds, longer than a test waits for one."""
+        minute = timedelta(minutes=1)
+        with RocketMQ(self.server.url(), send_timeout=minute, answer_timeout=minute) as patient:
+            patient.create_topic("warm", 4)
+            receipts = patient.publish([Message("warm", f"warm-{one}", b"x") for one in range(50)])
+            assert all(receipt.outcome is Outcome.SENT for receipt in receipts), receipts
 
     def another(self, url: str | None = None, **options: Any) -> RocketMQ:
         settings = {
-            "delivery_limit": DELIVERY_LIMIT, "send_timeout": SEND_TIMEOUT, "connect_timeout": timedelta(seconds=1),
+            "delivery_limit": DELIVERY_LIMIT, "send_timeout": SEND_TIMEOUT, "connect_timeout": timedelta(seconds=2),
             "answer_timeout": timedelta(seconds=20), "delay_levels": self.server.settings["messageDelayLevel"],
         }  # fmt: skip
         broker = RocketMQ(url or self.server.url(), **{**settings, **options})
@@ -351,6 +360,7 @@ class RocketMQUnderTest:
 
     def start(self) -> None:
         self.server.start()
+        self._warm()
 
     def stall(self) -> None:
         self.server.stall()

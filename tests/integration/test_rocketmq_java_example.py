@@ -17,6 +17,7 @@ import psycopg2
 import pytest
 
 from backstop.brokers.open import open_broker
+from backstop.brokers.rocketmq.epoch import EPOCH
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.local.compile_java import class_path, compiled, java
@@ -26,7 +27,7 @@ from backstop.records import Counts
 from backstop.resend.work import run_duty as resend
 from backstop.runs.run import Run
 from backstop.sweep.run_once import run_duty as sweep
-from rocketmq import RocketMQ
+from rocketmq_server import RocketMQ
 from rocketmq_java import JavaPeer
 from system import build_template, settings_dict
 
@@ -193,6 +194,7 @@ def test_a_java_service_s_stubs_and_logs_are_reconciled_and_what_it_died_before_
 ) -> None:
     assert shop.place_orders("o1", "o2") == {"o1": "sent", "o2": "sent"}
     recorded = shop.rows("shop_a", "SELECT broker_message_id, queue_id, queue_offset, broker, status FROM message_stub")
+    assert shop.rows("shop_a", "SELECT DISTINCT queue_epoch FROM message_stub") == [(EPOCH,)]
     with JavaPeer(shop.server, tmp_path / "peer") as java_client:
         stored = {(m.uniq_key, m.queue, m.offset, "rmq", "pending") for m in java_client.read(shop.topic)}
     assert len(stored) == 2 and set(recorded) == stored

@@ -15,7 +15,7 @@ import pytest
 from backstop.brokers.rocketmq.epoch import EPOCH
 from backstop.errors import BrokerUnavailable
 from backstop.verdicts.settle import present_epoch
-from rocketmq import RETENTION_AT_ONCE, RocketMQ
+from rocketmq_server import RETENTION_AT_ONCE, RocketMQ
 from rocketmq_java import JavaPeer
 from rocketmq_look_world import WAIT, World
 

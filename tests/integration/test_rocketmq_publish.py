@@ -16,7 +16,7 @@ from backstop.brokers.rocketmq import RocketMQ
 from backstop.brokers.rocketmq.hold_against import WantedGroup, WantedTopic
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.records import Message, Outcome
-from rocketmq import RocketMQ as Server
+from rocketmq_server import RocketMQ as Server
 
 REFUSED, SENT, UNKNOWN = Outcome.REFUSED, Outcome.SENT, Outcome.UNKNOWN
 _numbers = count()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq import RocketMQ
+from rocketmq_server import RocketMQ
 from rocketmq_grpc import PythonPeer
 from rocketmq_java import JavaPeer
 

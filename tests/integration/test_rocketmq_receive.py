@@ -23,8 +23,8 @@ from backstop.brokers.rocketmq.adapter import RocketMQ
 from backstop.brokers.rocketmq.receive import RocketMQSubscription
 from backstop.errors import BrokerUnavailable, ContractBroken
 from backstop.records import Message, Outcome
-from rocketmq import RETENTION_AT_ONCE
-from rocketmq import RocketMQ as Server
+from rocketmq_server import RETENTION_AT_ONCE
+from rocketmq_server import RocketMQ as Server
 from rocketmq_java import JavaPeer
 
 NOTHING = timedelta(0)

@@ -13,7 +13,7 @@ import pytest
 import rocketmq_admin
 from backstop.local.fetch_rocketmq import HOME, installed, locked
 from backstop.local.ports import LOOPBACK
-from rocketmq import LOSES_WHEN_KILLED, RocketMQ
+from rocketmq_server import LOSES_WHEN_KILLED, RocketMQ
 from rocketmq_admin import Refused
 from rocketmq_java import JavaPeer
 

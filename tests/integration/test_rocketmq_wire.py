@@ -22,7 +22,7 @@ from backstop.brokers.rocketmq.session import Lost, NotSent, Session
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.errors import BrokerUnavailable
 from backstop.records import Message
-from rocketmq import RocketMQ
+from rocketmq_server import RocketMQ
 from rocketmq_java import JavaPeer
 from rocketmq_tls import write_certificates
 
@@ -62,7 +62,7 @@ def send(message_id: str, queue: int, size: int = 100) -> Request:
         "a": "P", "b": TOPIC, "c": "TBW102", "d": 4, "e": queue, "f": 0, "g": int(time.time() * 1000), "h": 0,
         "i": write_properties(properties_of(message)), "j": 0, "k": False, "m": False,
     }  # fmt: skip
-    return Request(Ask.SEND, fields, message.content, lane=queue)
+    return Request(Ask.SEND_MESSAGE_V2, fields, message.content, lane=queue)
 
 
 def read_all(pool: Pool, broker: str, topic: str = TOPIC, queues: int = QUEUES) -> dict[tuple[int, int], Stored]:
@@ -70,7 +70,7 @@ def read_all(pool: Pool, broker: str, topic: str = TOPIC, queues: int = QUEUES) 
     for queue in range(queues):
         offset = 0
         while True:
-            pull = Request(Ask.PULL, {
+            pull = Request(Ask.PULL_MESSAGE, {
                 "consumerGroup": "TOOLS_CONSUMER", "topic": topic, "queueId": queue, "queueOffset": offset, "maxMsgNums": 32,
                 "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
                 "expressionType": "TAG",
@@ -114,11 +114,11 @@ def test_a_wrong_secret_or_none_is_refused_in_an_answer_that_does_not_hold_it(se
 def test_every_kind_of_request_is_signed_as_the_broker_signs_it(server: RocketMQ, pool: Pool) -> None:
     """Fields that are empty, hold any character or are many, with and without a body, long ones too."""
     requests = [
-        Request(Ask.BROKER_RUNTIME), Request(Ask.BROKER_CONFIG), Request(Ask.TOPIC_CONFIG, {"topic": TOPIC}),
-        Request(Ask.COMMITTED, {"consumerGroup": "g", "topic": TOPIC, "queueId": 0, "setZeroIfNotFound": False}),
-        Request(Ask.QUERY_BY_KEY, {"topic": TOPIC, "key": "ü 😀", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 2**62,
+        Request(Ask.GET_BROKER_RUNTIME_INFO), Request(Ask.GET_BROKER_CONFIG), Request(Ask.GET_TOPIC_CONFIG, {"topic": TOPIC}),
+        Request(Ask.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g", "topic": TOPIC, "queueId": 0, "setZeroIfNotFound": False}),
+        Request(Ask.QUERY_MESSAGE, {"topic": TOPIC, "key": "ü 😀", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 2**62,
                                    "_UNIQUE_KEY_QUERY": "true"}),
-        Request(Ask.NEXT_OFFSET, {"topic": TOPIC, "queueId": 0, "Zz": "", "AA": "x" * 5000}),
+        Request(Ask.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": 0, "Zz": "", "AA": "x" * 5000}),
         send("größe 😀 \u2028", 1, 1_000_000),
     ]  # fmt: skip
     for answer in pool.ask_many(server.address, requests, soon()):
@@ -142,9 +142,9 @@ def test_a_certificate_must_name_the_host_unless_that_is_switched_off(server: Ro
     to = f"127.0.0.2:{port}"
     with Cut(server.address, host="127.0.0.2") as way:
         with pytest.raises(NotSent, match="CERTIFICATE_VERIFY_FAILED"):
-            Pool(strict, connect_timeout=10).ask(way.to, Request(Ask.BROKER_RUNTIME), soon())
+            Pool(strict, connect_timeout=10).ask(way.to, Request(Ask.GET_BROKER_RUNTIME_INFO), soon())
         lax = Pool(replace(strict, check_names=False), connect_timeout=10)
-        assert lax.ask(way.to, Request(Ask.BROKER_RUNTIME), soon()).code == Said.SUCCESS
+        assert lax.ask(way.to, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
         lax.close()
     assert to != way.to
 
@@ -217,19 +217,19 @@ def test_a_connection_cut_amid_a_thousand_requests_gives_each_its_answer_or_lost
 def test_a_stalled_broker_loses_what_was_written_at_the_deadline_and_its_connection_is_not_used_again(
     server: RocketMQ, pool: Pool
 ) -> None:
-    assert pool.ask(server.address, Request(Ask.BROKER_RUNTIME), soon()).code == Said.SUCCESS
+    assert pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
     server.stall(namesrv=False)
     try:
         begun = time.monotonic()
         results = pool.ask_many(server.address, [send(f"stalled {place}", place % QUEUES) for place in range(200)], soon(1.0))
         took = time.monotonic() - begun
         with pytest.raises((Lost, NotSent)):  # a new TLS connection cannot even be made
-            pool.ask(server.address, Request(Ask.BROKER_RUNTIME), soon(1.0))
+            pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon(1.0))
     finally:
         server.wake()
     assert 0.9 < took < 6
     assert [type(result) for result in results] == [Lost] * QUEUES + [NotSent] * (200 - QUEUES), "one in each lane"
-    assert pool.ask(server.address, Request(Ask.BROKER_RUNTIME), soon()).code == Said.SUCCESS
+    assert pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
 
 
 def test_while_a_name_server_starts_again_no_topic_is_called_missing(server: RocketMQ) -> None:
@@ -290,7 +290,7 @@ def test_a_consumers_connection_hears_who_joins_its_group(server: RocketMQ, addr
             '"messageModel":"CLUSTERING","consumeFromWhere":"CONSUME_FROM_FIRST_OFFSET","unitMode":false,'
             f'"subscriptionDataSet":[{{"topic":"{TOPIC}","subString":"*","subVersion":1}}]}}],"producerDataSet":[]}}'
         )
-        return Request(Ask.HEARTBEAT, {}, body.encode())
+        return Request(Ask.HEART_BEAT, {}, body.encode())
 
     first = session(server, address, on_push=lambda push: heard.append(push))
     assert first.ask(heartbeat("one"), soon()).code == Said.SUCCESS
@@ -299,8 +299,8 @@ def test_a_consumers_connection_hears_who_joins_its_group(server: RocketMQ, addr
     assert second.ask(heartbeat("two"), soon()).code == Said.SUCCESS
     while not heard:
         first.collect(soon())
-    assert heard[0].code == Ask.CONSUMER_IDS_CHANGED and heard[0].ext["consumerGroup"] == "hears"
-    ids = first.ask(Request(Ask.CONSUMER_IDS, {"consumerGroup": "hears"}), soon())
+    assert heard[0].code == Ask.NOTIFY_CONSUMER_IDS_CHANGED and heard[0].ext["consumerGroup"] == "hears"
+    ids = first.ask(Request(Ask.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "hears"}), soon())
     assert sorted(ids.json()["consumerIdList"]) == ["one", "two"]
     first.close()
     second.close()

@@ -41,9 +41,9 @@ class Broker:
     def __call__(self, peer: Peer, connection: socket.socket) -> None:
         for command in peer.requests(connection):
             code, body = 0, b""
-            if command.code == Ask.CONSUME_TIME_SPAN:
+            if command.code == Ask.QUERY_CONSUME_TIME_SPAN:
                 code, body = self.code, json.dumps({"consumeTimeSpanSet": [{"delayTime": (self.told or 0) + 1}]}).encode()
-            elif command.code == Ask.BROKER_CONFIG:
+            elif command.code == Ask.GET_BROKER_CONFIG:
                 body = f"a=b\nflushDiskType={self.flush}\nc=d\n".encode()
             else:
                 body = json.dumps({"table": self.runtimes[min(self.asked, len(self.runtimes) - 1)]}).encode()

@@ -55,7 +55,7 @@ def test_a_binary_header_written_by_hand_is_read() -> None:
 def test_a_request_survives_however_it_arrives(
     ext: dict[str, str], body: bytes, opaque: int, binary: bool, step: int
 ) -> None:
-    sent = encode(Request(Ask.SEND, ext, body), opaque, binary=binary, flag=2, remark="ü")
+    sent = encode(Request(Ask.SEND_MESSAGE_V2, ext, body), opaque, binary=binary, flag=2, remark="ü")
     reader, found = Reader(), []
     for at in range(0, len(sent), step):
         reader.feed(sent[at : at + step])

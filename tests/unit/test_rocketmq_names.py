@@ -17,6 +17,7 @@ from backstop.brokers.rocketmq import properties as props
 from backstop.brokers.rocketmq.names import (
     MAX_GROUP,
     MAX_TOPIC,
+    QUEUES_OF_A_BROKER,
     dead_letter_topic,
     decode,
     encode_group,
@@ -25,7 +26,6 @@ from backstop.brokers.rocketmq.names import (
     pop_retry_topics,
     queue_number,
     retry_topic,
-    split_queue_number,
     topic_of_retry,
 )
 from backstop.brokers.rocketmq.properties import (
@@ -93,7 +93,7 @@ def test_what_cannot_be_a_name_there_is_refused() -> None:
 def test_a_queues_number_tells_its_broker_and_its_place(broker: int, queue: int) -> None:
     brokers = tuple(f"b-{i}" for i in range(51))
     number = queue_number(f"b-{broker}", queue, brokers)
-    assert split_queue_number(number) == (broker, queue)
+    assert divmod(number, QUEUES_OF_A_BROKER) == (broker, queue)
     assert queue_number("whatever", queue, None) == queue
 
 

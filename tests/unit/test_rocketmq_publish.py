@@ -10,7 +10,6 @@ from datetime import timedelta
 
 import pytest
 
-from backstop.brokers.retry_levels import DELAY_LEVELS
 from backstop.brokers.rocketmq.address import Address
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.frames import ANSWER, Command, Reader, Request, encode
@@ -24,10 +23,12 @@ from backstop.brokers.rocketmq.hold_against import (
     hold_retries,
     hold_subscription,
 )
+from backstop.brokers.rocketmq.look import Looker
 from backstop.brokers.rocketmq.measure_durability import Surveyor
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.publish import Publisher
 from backstop.brokers.rocketmq.route import Routes
+from backstop.brokers.rocketmq_delay_levels import DELAY_LEVELS
 from backstop.records import Message, Outcome
 
 Say = Callable[[Command], tuple[int, str | None] | None]
@@ -42,6 +43,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.say: Say = lambda _: (0, None)
+        self.places: dict[str, str] = {"queueOffset": "7", "msgId": "id"}
         self.sends: list[Command] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.to = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -51,7 +53,7 @@ class Broker:
 
     def publisher(self, seconds: float = 5.0) -> Publisher:
         routes = Routes(self.pool, brokers=None, answer_timeout=5.0)
-        return Publisher(self.pool, routes, send_timeout=seconds, max_bytes=1000)
+        return Publisher(self.pool, routes, Looker(self.pool, routes, seconds=5.0), send_timeout=seconds, max_bytes=1000)
 
     def _accept(self) -> None:
         while True:
@@ -74,20 +76,22 @@ class Broker:
     def _answer(self, command: Command) -> bytes | None:
         ext, body = {}, b""
         code, remark = 0, None
-        if command.code == Ask.CLUSTER:
+        if command.code == Ask.GET_BROKER_CLUSTER_INFO:
             body = json.dumps({"brokerAddrTable": {"a": {"brokerAddrs": {"0": self.to}}}}).encode()
-        elif command.code == Ask.ROUTE:
+        elif command.code == Ask.GET_ROUTEINFO_BY_TOPIC:
             body = json.dumps({
                 "brokerDatas": [{"brokerName": "a", "brokerAddrs": {"0": self.to}}],
                 "queueDatas": [{"brokerName": "a", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}],
             }).encode()  # fmt: skip
+        elif command.code == Ask.GET_CONSUMER_LIST_BY_GROUP:
+            code, remark = Said.SYSTEM_ERROR, "no consumer for this group"
         else:
             self.sends.append(command)
             said = self.say(command)
             if said is None:
                 return None
             code, remark = said
-            ext = {"queueOffset": "7", "msgId": "id"}
+            ext = self.places
         return encode(Request(code, ext, body), command.opaque, flag=ANSWER, remark=remark)
 
     def close(self) -> None:
@@ -143,7 +147,7 @@ def test_only_what_the_broker_certainly_does_not_have_is_refused(
 def test_a_busy_broker_is_asked_again_and_nothing_else_is(broker: Broker) -> None:
     broker.say = lambda _: (Said.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]") if len(broker.sends) < 3 else (Said.SUCCESS, None)
     assert send(broker, 5) == [(Outcome.SENT, False)] * 5
-    assert [command.code for command in broker.sends] == [Ask.SEND_BATCH] * 3
+    assert [command.code for command in broker.sends] == [Ask.SEND_BATCH_MESSAGE] * 3
 
 
 def test_a_broker_that_stays_busy_refuses_within_the_time(broker: Broker) -> None:
@@ -155,9 +159,9 @@ def test_a_broker_that_stays_busy_refuses_within_the_time(broker: Broker) -> Non
 @pytest.mark.parametrize("how", ["by its code", "in words"])
 def test_a_piece_with_one_illegal_message_is_sent_one_by_one(broker: Broker, how: str) -> None:
     def say(command: Command) -> tuple[int, str | None]:
-        if command.code == Ask.SEND_BATCH and how == "in words":
+        if command.code == Ask.SEND_BATCH_MESSAGE and how == "in words":
             return Said.SYSTEM_ERROR, f"{TOO_MUCH}MessageExtEncoder.encode(MessageExtEncoder.java:290)"
-        illegal = command.code == Ask.SEND_BATCH or "m-2" in command.ext["i"]
+        illegal = command.code == Ask.SEND_BATCH_MESSAGE or "m-2" in command.ext["i"]
         return (Said.MESSAGE_ILLEGAL, "illegal") if illegal else (Said.SUCCESS, None)
 
     broker.say = say
@@ -174,9 +178,16 @@ def test_no_send_names_a_topic_after_which_a_missing_one_would_be_made(broker: B
     assert broker.sends[0].ext["c"] not in ("TBW102", "t", "")
 
 
-def test_an_answer_without_an_offset_has_no_position(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("places", [{}, {"queueOffset": ""}, {"queueOffset": "seven"}])
+def test_an_answer_without_an_offset_has_no_position(broker: Broker, places: dict[str, str]) -> None:
     [known] = broker.publisher().publish([Message("t", "m", b"x")], None)
     assert known.position and (known.position.queue_id, known.position.offset) == (0, 7)
+    broker.places = places
+    [stored] = broker.publisher().publish([Message("t", "m", b"x")], None)
+    assert stored.outcome is Outcome.SENT and stored.position is None
+
+
+def test_a_copy_for_one_group_goes_to_its_retry_topic_and_has_no_position(broker: Broker) -> None:
     [copy] = broker.publisher().publish([Message("t", "m", b"x")], "billing")
     assert copy.outcome is Outcome.SENT and copy.position is None, "an offset in a retry topic is none of the topic's"
     assert (broker.sends[-1].ext["b"], "RETRY_TOPIC\x01t\x02" in broker.sends[-1].ext["i"]) == ("%RETRY%billing", True)

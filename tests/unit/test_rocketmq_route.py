@@ -34,7 +34,7 @@ class Names:
 
     def __call__(self, peer: Peer, connection: socket.socket) -> None:
         for command in peer.requests(connection):
-            if command.code == Ask.ROUTE:
+            if command.code == Ask.GET_ROUTEINFO_BY_TOPIC:
                 self.asked += 1
                 code, body = self._route(command.ext["topic"])
             else:

@@ -109,7 +109,7 @@ def soon(seconds: float = SOON) -> float:
 
 
 def some(number: int, size: int = 10) -> list[Request]:
-    return [Request(Ask.SEND, {"e": place}, b"%d " % place + b"x" * size) for place in range(number)]
+    return [Request(Ask.SEND_MESSAGE_V2, {"e": place}, b"%d " % place + b"x" * size) for place in range(number)]
 
 
 def test_an_answer_goes_to_its_request_however_they_are_mixed(peer: Callable[[Script], Peer]) -> None:
@@ -318,7 +318,7 @@ def test_what_the_broker_asks_gets_an_answer_and_what_it_tells_gets_none(peer: C
 
     def hear(command: Command) -> Request | None:
         heard.append(command.code)
-        return Request(Said.SUCCESS, {}, b"running") if command.code == Ask.RUNNING_INFO else None
+        return Request(Said.SUCCESS, {}, b"running") if command.code == Ask.GET_CONSUMER_RUNNING_INFO else None
 
     with_one = session(peer(push), on_push=hear)
     assert with_one.ask(Request(1), soon(LONG)).code == 0

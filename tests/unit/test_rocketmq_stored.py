@@ -173,10 +173,6 @@ def test_a_way_of_packing_or_a_batch_that_nobody_knows_leaves_no_content() -> No
         assert found.content is None and found.unreadable
 
 
-def test_half_of_a_transaction_is_known_as_one() -> None:
-    assert [one(packed(sys_flag=kind << 2)).is_prepared for kind in range(4)] == [False, True, False, False]
-
-
 @pytest.mark.parametrize(("text", "properties"), [
     ("", {}), ("a\x01b\x02", {"a": "b"}), ("a\x01b", {"a": "b"}), ("a\x01\x02", {"a": ""}), ("a\x02b\x01c\x02", {"b": "c"}),
     ("a\x01b\x02a\x01c\x02", {"a": "c"}), ("a\x01b\x01c\x02", {"a": "b\x01c"}),

@@ -7,7 +7,6 @@ import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.util.HashMap;
-import java.util.List;
 import java.util.Map;
 import java.util.UUID;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -22,11 +21,10 @@ import org.apache.rocketmq.common.message.MessageExt;
  * contract.
  *
  * Arguments: name servers, group, topic. Environment: DATABASE_URL (jdbc:postgresql://...), DATABASE_USER, DATABASE_PASSWORD, and
- * BROKERS (names of the masters, as the option `brokers` in backstop.yaml). It runs until it is stopped.
+ * BROKERS (names of the masters, where backstop.yaml has the option `brokers`). It runs until it is stopped.
  */
 public final class BillingConsumer {
     private static final double LEASE_SECONDS = Double.parseDouble(System.getenv().getOrDefault("LEASE_SECONDS", "60"));
-    private static final List<String> BROKERS = List.of(System.getenv().getOrDefault("BROKERS", "broker-a").split(","));
 
     private final String group;
     private final String host;
@@ -52,7 +50,7 @@ public final class BillingConsumer {
     /** CONSUME_SUCCESS only after the commit of the log; whatever else happens, the message comes again. */
     private ConsumeConcurrentlyStatus consume(MessageExt message, ConsumeConcurrentlyContext context) {
         try {
-            Incoming order = new Incoming(message, BROKERS);
+            Incoming order = new Incoming(message);
             return !order.isFor(group) || handled(order, context)
                 ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER;
         } catch (Exception failed) {
@@ -100,7 +98,7 @@ public final class BillingConsumer {
         Map<String, Object> values = key(database, order);
         values.put("queue_ids", ContractSql.one(database, "integer", order.queue));
         values.put("queue_offsets", ContractSql.one(database, "bigint", order.offset));
-        values.put("queue_epochs", ContractSql.one(database, "text", null)); // RocketMQ has none
+        values.put("queue_epochs", ContractSql.one(database, "text", order.queue == null ? null : Queues.EPOCH));
         values.put("tokens", ContractSql.one(database, "uuid", token));
         values.put("payload_hashes", ContractSql.one(database, "bytea", order.hash));
         values.put("content_versions", ContractSql.one(database, "integer", order.version));

@@ -16,8 +16,8 @@ final class Incoming {
     final Long offset;
     private final List<String> groups;
 
-    /** `brokers`: the option of that name in backstop.yaml. Throws when a header of the contract cannot be read. */
-    Incoming(MessageExt message, List<String> brokers) {
+    /** Throws when a header of the contract cannot be read. */
+    Incoming(MessageExt message) {
         topic = message.getTopic();
         id = header(message, "backstop-message-id");
         if (id == null || id.isEmpty() || id.getBytes(java.nio.charset.StandardCharsets.UTF_8).length > 1024) {
@@ -31,10 +31,10 @@ final class Incoming {
         groups = only == null ? null : JSON.parseArray(only, String.class);
         // A retry's queue and offset are those of the group's retry topic: only the topic's own are recorded.
         boolean original = message.getProperty("RETRY_TOPIC") == null;
-        queue = original ? brokers.indexOf(message.getBrokerName()) * 10_000 + message.getQueueId() : null;
+        queue = original ? Queues.number(message.getBrokerName(), message.getQueueId()) : null;
         offset = original ? message.getQueueOffset() : null;
-        if (version < 1 || queue != null && queue < 0) {
-            throw new IllegalArgumentException("version " + version + " from broker " + message.getBrokerName());
+        if (version < 1) {
+            throw new IllegalArgumentException("version " + version);
         }
     }
 

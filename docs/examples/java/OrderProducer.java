@@ -17,22 +17,24 @@ import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.exception.RemotingConnectException;
+import org.apache.rocketmq.remoting.protocol.ResponseCode;
 
 /**
  * A RocketMQ producer that takes part in Backstop: an order and its stub are one transaction, the send follows it, and what
  * died in between is Backstop's to send.
  *
  * Arguments: name servers, topic, order ids. Environment: DATABASE_URL (jdbc:postgresql://...), DATABASE_USER, DATABASE_PASSWORD,
- * BROKER (the broker's name in backstop.yaml), and BROKERS (names of the masters, as the option `brokers` there).
+ * BROKER (the broker's name in backstop.yaml), and BROKERS (names of the masters, where that file has the option `brokers`).
  */
 public final class OrderProducer {
     /** The policy's max_send_duration, attempt_timeout and first_check, as backstop.yaml has them. */
     private static final double MAX_SEND_SECONDS = setting("MAX_SEND_SECONDS", 30);
     private static final double ATTEMPT_TIMEOUT_SECONDS = setting("ATTEMPT_TIMEOUT_SECONDS", 120);
     private static final double FIRST_CHECK_SECONDS = setting("FIRST_CHECK_SECONDS", 120);
-    private static final List<String> BROKERS = List.of(System.getenv().getOrDefault("BROKERS", "broker-a").split(","));
     /** The broker's answers that say it has not stored the message. */
-    private static final List<Integer> CERTAINLY_NOT = List.of(2, 13, 14, 16, 17);
+    private static final List<Integer> CERTAINLY_NOT = List.of(
+        ResponseCode.SYSTEM_BUSY, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST);
 
     private final DefaultMQProducer producer = new DefaultMQProducer("orders-service");
 
@@ -40,7 +42,7 @@ public final class OrderProducer {
         OrderProducer orders = new OrderProducer();
         orders.producer.setNamesrvAddr(arguments[0]);
         orders.producer.setRetryTimesWhenSendFailed(0); // the client's own retries are off: each would be another copy
-        orders.producer.setSendMsgTimeout((int) (MAX_SEND_SECONDS * 900));
+        orders.producer.setSendMsgTimeout((int) (MAX_SEND_SECONDS * 900)); // milliseconds: nine tenths of it
         orders.producer.start();
         try {
             for (int i = 2; i < arguments.length; i++) {
@@ -138,7 +140,8 @@ public final class OrderProducer {
         how.put("outcomes", ContractSql.one(database, "text", outcome));
         how.put("errors", ContractSql.one(database, "text", error));
         how.put("queue_ids", ContractSql.one(database, "integer", sent == null ? null
-            : BROKERS.indexOf(sent.getMessageQueue().getBrokerName()) * 10_000 + sent.getMessageQueue().getQueueId()));
+            : Queues.number(sent.getMessageQueue().getBrokerName(), sent.getMessageQueue().getQueueId())));
+        how.put("queue_epochs", ContractSql.one(database, "text", sent == null ? null : Queues.EPOCH));
         how.put("queue_offsets", ContractSql.one(database, "bigint", sent == null ? null : sent.getQueueOffset()));
         how.put("broker_message_ids", ContractSql.one(database, "text", sent == null ? null : sent.getMsgId()));
         return how;
@@ -148,7 +151,6 @@ public final class OrderProducer {
             throws SQLException {
         Map<String, Object> values = key(database, topic, id, token);
         values.putAll(how);
-        values.put("queue_epochs", ContractSql.one(database, "text", null)); // RocketMQ has none
         values.put("max_send_seconds", ContractSql.one(database, "float8", MAX_SEND_SECONDS));
         values.put("broker", System.getenv("BROKER"));
         try (PreparedStatement settle = ContractSql.prepare(database, "settle", values)) {
@@ -161,8 +163,7 @@ public final class OrderProducer {
         CRC32 sum = new CRC32();
         sum.update(key.getBytes(StandardCharsets.UTF_8));
         List<MessageQueue> ordered = new ArrayList<>(queues);
-        ordered.sort(Comparator.comparingInt((MessageQueue queue) -> BROKERS.indexOf(queue.getBrokerName()))
-            .thenComparingInt(MessageQueue::getQueueId));
+        ordered.sort(Comparator.comparingInt((MessageQueue queue) -> Queues.number(queue.getBrokerName(), queue.getQueueId())));
         return ordered.get((int) (sum.getValue() % ordered.size()));
     }
 

@@ -10,9 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from backstop.brokers.activemq import ActiveMQ
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.brokers.retry_levels import DELIVERIES
 from backstop.brokers.rocketmq import RocketMQ
 from backstop.brokers.rocketmq.hold_against import WantedGroup, WantedTopic
+from backstop.brokers.rocketmq_delay_levels import DELIVERIES
 from backstop.config.connections import Connections
 from backstop.config.durations import parse
 from backstop.config.settings import Settings

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from backstop.brokers.retry_levels import DELAY_LEVELS, DELIVERIES, parse_levels, retries_last
+from backstop.brokers.redelivery import redelivers_for
 from backstop.config.alerts import NOTIFY, AlertsSettings, ChannelSettings
 from backstop.config.dead_letter_rules import DeadLetterRule
 from backstop.config.durations import Duration, parse
@@ -59,19 +59,7 @@ class BrokerSettings(_Frozen):
         """How long the broker redelivers a message before it gives up on it; null: it says nothing about it."""
         if self.retry_schedule is not None:
             return self.retry_schedule
-        limit, visibility = self.options.get("delivery_limit"), self.options.get("visibility")
-        if self.kind == "rocketmq":
-            try:
-                levels = parse_levels(str(self.options.get("delay_levels", DELAY_LEVELS)))
-            except ValueError:
-                return None  # the adapter refuses it when it is opened, with the place in the file
-            return retries_last(levels, limit if isinstance(limit, int) else DELIVERIES)
-        if not isinstance(limit, int) or visibility is None:
-            return None
-        try:
-            return limit * parse(visibility)
-        except PydanticCustomError:
-            return None  # the adapter refuses it when it is opened, with the place in the file
+        return redelivers_for(self.kind, self.options)
 
     def send_timeout(self) -> timedelta | None:
         """The limit of one publish, where it is written and can be read."""

@@ -22,7 +22,6 @@ START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 CONFIGURATION = Path(__file__).with_name("activemq.xml")
 WEB = Path(__file__).with_name("activemq_jetty.xml")
-FURTHER_RIGHTS = "<!-- further rights -->"
 LONGEST = 100 * 1024 * 1024
 """What a frame may hold, in bytes: ActiveMQ's own default."""
 OPENED = (

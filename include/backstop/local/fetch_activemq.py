@@ -1,4 +1,4 @@
-"""Fetch the official distribution of ActiveMQ Classic, once, for the tests that run against a real one (`make activemq`).
+"""Fetch the official distribution of ActiveMQ Classic, once, for the tests and the demo that run it (`make activemq`).
 
 Spark's jars hold Ivy, which knows the central repository by itself: no Maven and no address of ours is needed.
 """

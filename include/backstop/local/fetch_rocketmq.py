@@ -1,4 +1,4 @@
-"""Fetch the jars of Apache RocketMQ, once, for the tests that run against a real one (`make rocketmq`).
+"""Fetch the jars of Apache RocketMQ, once, for the tests and the demo that run it (`make rocketmq`).
 
 `rocketmq.lock` names every jar and its SHA-256, so nothing is resolved: what is fetched is exactly that. Spark's jars hold Ivy,
 which knows the central repository by itself: no Maven and no address of ours is needed.

@@ -149,7 +149,7 @@ class Platform:
         return self.root / "supervisor.pid"
 
     def connections(self) -> dict[str, str]:
-        """Connection id -> URI: postgresql:// for the databases, redis:// for the broker and the leases. They hold
+        """Connection id -> URI: postgresql:// for the databases, the broker's and the leases' own. They hold
         passwords."""
         databases = {f"backstop_{name}": self.dsn(name) for name in BACKSTOP_DATABASES}
         return {**databases, "backstop_broker": self.broker.url(), "backstop_leases": self.leases.url()}

@@ -156,11 +156,11 @@ class RocketMQServer:
 
     def configure(self, **settings: object) -> None:
         """Changes settings of the running broker."""
-        self.ask(Ask.CHANGE_BROKER_CONFIG, body="".join(f"{name}={value}\n" for name, value in settings.items()).encode())
+        self.ask(Ask.UPDATE_BROKER_CONFIG, body="".join(f"{name}={value}\n" for name, value in settings.items()).encode())
 
     def route(self, topic: str) -> dict[str, Any]:
         """What the name server tells of a topic (or, by its own topic, of a broker). LocalServerError: nothing."""
-        request = Request(Ask.ROUTE, {"topic": topic, "acceptStandardJsonOnly": True})
+        request = Request(Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True})
         answer = self._ask(f"{LOOPBACK}:{self.port}", request)
         if answer.code != Said.SUCCESS:
             raise _refused(f"The name server said {answer.said()} about {topic}")

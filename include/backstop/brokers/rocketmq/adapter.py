@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -17,12 +18,11 @@ from backstop.brokers.protocol import (
     QueueState,
     Receipt,
 )
-from backstop.brokers.retry_levels import DELAY_LEVELS, DELIVERIES, parse_levels
 from backstop.brokers.rocketmq.address import Address
 from backstop.brokers.rocketmq.create import Creator
 from backstop.brokers.rocketmq.drain import DRAIN_GROUP, Drain, RocketMQLetters
 from backstop.brokers.rocketmq.hold_against import WantedTopic
-from backstop.brokers.rocketmq.locks import holders, why_no_retry
+from backstop.brokers.rocketmq.locks import holders
 from backstop.brokers.rocketmq.look import Looker
 from backstop.brokers.rocketmq.measure_durability import Surveyor
 from backstop.brokers.rocketmq.pool import Pool
@@ -30,8 +30,9 @@ from backstop.brokers.rocketmq.publish import Publisher
 from backstop.brokers.rocketmq.receive import RocketMQSubscription
 from backstop.brokers.rocketmq.retries import Retries
 from backstop.brokers.rocketmq.route import Routes
-from backstop.errors import BrokerUnavailable, ConfigurationError
-from backstop.records import Message, Outcome
+from backstop.brokers.rocketmq_delay_levels import DELAY_LEVELS, DELIVERIES, parse_levels
+from backstop.errors import ConfigurationError
+from backstop.records import Message
 
 PULL_BATCH = 32
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -80,14 +81,14 @@ class RocketMQ:
                 next_step="Correct the broker's options; docs/brokers/rocketmq.md has examples.",
             )  # fmt: skip
         self._delivery_limit, self._pull_batch, self._wanted = delivery_limit, pull_batch, wanted or {}
-        self._seconds, self._send_seconds = (seconds := answer_timeout.total_seconds()), send_timeout.total_seconds()
+        self._seconds = seconds = answer_timeout.total_seconds()
         self._pool = Pool(Address.parse(url), connect_timeout=connect_timeout.total_seconds())
         self._routes = Routes(self._pool, brokers=names, answer_timeout=seconds)
         self._looker = Looker(self._pool, self._routes, seconds=seconds)
         self._retries = Retries(self._pool, self._looker, seconds=seconds)
         self._drain = Drain(self._pool, self._routes, seconds=seconds, drain_group=drain_group, pull_batch=pull_batch)
         self._publisher = Publisher(
-            self._pool, self._routes, send_timeout=send_timeout.total_seconds(), max_bytes=max_message_bytes
+            self._pool, self._routes, self._looker, send_timeout=send_timeout.total_seconds(), max_bytes=max_message_bytes
         )
         self._surveyor = Surveyor(
             self._pool, self._routes, self._wanted, levels=delay_levels, max_bytes=max_message_bytes, seconds=seconds
@@ -140,16 +141,6 @@ class RocketMQ:
 
         Refused while the group consumes in order, or while that cannot be looked for.
         """
-        if group is not None:
-            try:
-                why = why_no_retry([
-                    one for topic in {message.topic for message in messages}
-                    for one in holders(self._pool, self._looker, self._routes.brokers, topic, group, seconds=self._send_seconds)
-                ])  # fmt: skip
-            except BrokerUnavailable as error:
-                why = f"whether the group consumes in order could not be looked for: {error.what}"
-            if why is not None:
-                return [Receipt(Outcome.REFUSED, error=f"Nothing was sent: {why}")] * len(messages)
         return self._publisher.publish(messages, group)
 
     def queues(self, topic: str) -> list[QueueState]:
@@ -165,7 +156,7 @@ class RocketMQ:
         return self._retries.pending(topic, group)
 
     def holders(self, topic: str, group: str) -> list[Holder]:
-        return holders(self._pool, self._looker, self._routes.brokers, topic, group, seconds=self._seconds)
+        return holders(self._pool, self._looker, self._routes.brokers, topic, group, time.monotonic() + self._seconds)
 
     def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
         return self._drain.letters(group)

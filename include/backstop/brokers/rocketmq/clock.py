@@ -56,7 +56,7 @@ class Clock:
         """broker name -> its time in milliseconds, never ahead of its clock. Raises BrokerUnavailable."""
         doing = "reading its clock"
         begun = time.monotonic()
-        both = (Request(Ask.CONSUME_TIME_SPAN, {"topic": TOPIC, "group": GROUP}), Request(Ask.BROKER_RUNTIME))
+        both = (Request(Ask.QUERY_CONSUME_TIME_SPAN, {"topic": TOPIC, "group": GROUP}), Request(Ask.GET_BROKER_RUNTIME_INFO))
         requests = [(address, request) for address in masters.values() for request in both]
         answers = require_answers(self._pool, requests, deadline, doing, also=(Said.TOPIC_NOT_EXIST, Said.NO_PERMISSION))
         took = round((time.monotonic() - begun) * 1000) + 1
@@ -76,7 +76,7 @@ class Clock:
         waits = dict(masters)
         while waits:
             doing = "looking whether its queues hold all that it stored"
-            requests = [(address, Request(Ask.BROKER_RUNTIME)) for address in waits.values()]
+            requests = [(address, Request(Ask.GET_BROKER_RUNTIME_INFO)) for address in waits.values()]
             answers = require_answers(self._pool, requests, deadline, doing)
             for name, answer in zip(list(waits), answers, strict=True):
                 seen = _runtime(answer, doing)
@@ -91,7 +91,8 @@ class Clock:
     def lives(self, masters: Mapping[str, str], deadline: float) -> dict[str, int]:
         """broker name -> since when it runs: another number is another life of it."""
         doing = "reading since when it runs"
-        answers = require_answers(self._pool, [(at, Request(Ask.BROKER_RUNTIME)) for at in masters.values()], deadline, doing)
+        asked = [(at, Request(Ask.GET_BROKER_RUNTIME_INFO)) for at in masters.values()]
+        answers = require_answers(self._pool, asked, deadline, doing)
         return {name: _runtime(answer, doing).booted for name, answer in zip(masters, answers, strict=True)}
 
     def _shows_flushed(self, address: str, seen: Runtime, deadline: float) -> bool:
@@ -101,7 +102,7 @@ class Clock:
         if booted == seen.booted:
             return flushed
         doing = "reading how it flushes"
-        [answer] = require_answers(self._pool, [(address, Request(Ask.BROKER_CONFIG))], deadline, doing)
+        [answer] = require_answers(self._pool, [(address, Request(Ask.GET_BROKER_CONFIG))], deadline, doing)
         flushed = b"flushDiskType=SYNC_FLUSH" in answer.body.split()
         with self._lock:
             self._flushes[address] = (seen.booted, flushed)

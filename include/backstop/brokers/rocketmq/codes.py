@@ -1,4 +1,4 @@
-"""The request and answer codes of the remoting protocol that are used here, each with its word."""
+"""The request and answer codes of the remoting protocol that are used here, by RocketMQ's own names."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from enum import IntEnum
 
 
 class Ask(IntEnum):
-    """What a request asks for."""
+    """What a request asks for: RocketMQ's RequestCode."""
 
-    PULL = 11
-    QUERY_BY_KEY = 12
-    COMMITTED = 14
-    COMMIT = 15
-    CREATE_TOPIC = 17
-    CHANGE_BROKER_CONFIG = 25
-    BROKER_CONFIG = 26
-    BROKER_RUNTIME = 28
-    NEXT_OFFSET = 30
-    FIRST_OFFSET = 31
-    VIEW_MESSAGE = 33
-    HEARTBEAT = 34
-    UNREGISTER = 35
-    SEND_BACK = 36
-    CONSUMER_IDS = 38
-    CONSUMER_IDS_CHANGED = 40
+    PULL_MESSAGE = 11
+    QUERY_MESSAGE = 12
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    UPDATE_AND_CREATE_TOPIC = 17
+    UPDATE_BROKER_CONFIG = 25
+    GET_BROKER_CONFIG = 26
+    GET_BROKER_RUNTIME_INFO = 28
+    GET_MAX_OFFSET = 30
+    GET_MIN_OFFSET = 31
+    VIEW_MESSAGE_BY_ID = 33
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    CONSUMER_SEND_MSG_BACK = 36
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    NOTIFY_CONSUMER_IDS_CHANGED = 40
     """From the broker: a member of the group came or went."""
-    DELAY_OFFSETS = 45
-    ROUTE = 105
-    CLUSTER = 106
-    CREATE_GROUP = 200
-    ALL_GROUPS = 201
-    TOPIC_STATS = 202
-    CONSUMER_CONNECTIONS = 203
-    DELETE_TOPIC = 215
+    GET_ALL_DELAY_OFFSET = 45
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = 200
+    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
+    GET_TOPIC_STATS_INFO = 202
+    GET_CONSUMER_CONNECTION_LIST = 203
+    DELETE_TOPIC_IN_BROKER = 215
     DELETE_TOPIC_IN_NAMESRV = 216
-    RESET_CLIENT_OFFSETS = 220
+    RESET_CONSUMER_CLIENT_OFFSET = 220
     """From the broker: somebody set the group's offsets."""
-    RESET_OFFSETS = 222
-    CONSUME_TIME_SPAN = 303
-    RUNNING_INFO = 307
+    INVOKE_BROKER_TO_RESET_OFFSET = 222
+    QUERY_CONSUME_TIME_SPAN = 303
+    GET_CONSUMER_RUNNING_INFO = 307
     """To a consumer, by way of the broker."""
-    SEND = 310
-    SEND_BATCH = 320
+    SEND_MESSAGE_V2 = 310
+    SEND_BATCH_MESSAGE = 320
     """See batch.py."""
-    TOPIC_CONFIG = 351
+    GET_TOPIC_CONFIG = 351
 
 
 class Said(IntEnum):
-    """What an answer says."""
+    """What an answer says: RocketMQ's ResponseCode."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

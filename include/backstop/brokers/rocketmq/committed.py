@@ -18,7 +18,7 @@ def commit(ask: AskAll, group: str, hands: Sequence[InHand]) -> None:
     """Tells the broker the lowest offset of each queue that is not acknowledged, where it moved. Raises BrokerUnavailable."""
     moved = [(hand, hand.lowest) for hand in hands if hand.lowest != hand.committed]
     requests = [
-        (hand.queue.broker, Request(Ask.COMMIT, {
+        (hand.queue.broker, Request(Ask.UPDATE_CONSUMER_OFFSET, {
             "consumerGroup": group, "topic": hand.queue.topic, "queueId": hand.queue.number, "commitOffset": lowest,
         }))
         for hand, lowest in moved
@@ -32,7 +32,7 @@ def commit(ask: AskAll, group: str, hands: Sequence[InHand]) -> None:
 def committed(ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str) -> list[int | None]:
     """What the broker has for each queue; null: the group never committed there. Raises BrokerUnavailable."""
     requests = [
-        (queue.broker, Request(Ask.COMMITTED, {
+        (queue.broker, Request(Ask.QUERY_CONSUMER_OFFSET, {
             "consumerGroup": group, "topic": queue.topic, "queueId": queue.number, "setZeroIfNotFound": False,
         }))
         for queue in queues

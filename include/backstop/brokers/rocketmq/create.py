@@ -33,7 +33,7 @@ class Creator:
             there = {queue.broker for queue in self._routes.route(name, fresh=True).queues if queue.queue_id >= queues - 1}
         except NoSuchTopic:
             there = set()
-        request = Request(Ask.CREATE_TOPIC, {
+        request = Request(Ask.UPDATE_AND_CREATE_TOPIC, {
             "topic": name, "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues,
             "perm": _READ_AND_WRITE, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False, "attributes": "",
         })  # fmt: skip
@@ -50,8 +50,10 @@ class Creator:
         # As it was made, if it is there: changing it is an operator's business.
         masters = sorted(set(self._masters().values()))
         known = group_configs(self._pool, masters, self._by(), doing)
-        missing = {master for master, groups in zip(masters, known, strict=True) if groups is None or name not in groups}
-        self._ask(doing, missing, Request(Ask.CREATE_GROUP, body=json.dumps({
+        if any(groups is None for groups in known):
+            raise unavailable(doing, "this login may not read which groups there are, and an existing one is not to be changed")
+        missing = {master for master, groups in zip(masters, known, strict=True) if name not in (groups or {})}
+        self._ask(doing, missing, Request(Ask.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=json.dumps({
             "groupName": name, "consumeEnable": True, "consumeFromMinEnable": at == "start", "consumeBroadcastEnable": False,
             "consumeMessageOrderly": False, "retryQueueNums": 1, "retryMaxTimes": self._retries, "brokerId": 0,
             "whichBrokerWhenConsumeSlowly": 1, "notifyConsumerIdsChangedEnable": True,
@@ -61,20 +63,21 @@ class Creator:
         except NoSuchTopic as error:
             raise unavailable(doing, f"there is no topic {topic!r}") from error
         queues = route.complete(doing)
-        begins = Ask.FIRST_OFFSET if at == "start" else Ask.NEXT_OFFSET
+        begins = Ask.GET_MIN_OFFSET if at == "start" else Ask.GET_MAX_OFFSET
         requests = []
         for queue, master in queues:
             where: dict[str, Field] = {"topic": to, "queueId": queue.queue_id}
-            requests.append((master, Request(Ask.COMMITTED, {"consumerGroup": name, **where, "setZeroIfNotFound": False})))
+            committed: dict[str, Field] = {"consumerGroup": name, **where, "setZeroIfNotFound": False}
+            requests.append((master, Request(Ask.QUERY_CONSUMER_OFFSET, committed)))
             requests.append((master, Request(begins, where)))
         answers = require_answers(self._pool, requests, self._by(), doing, also=(Said.QUERY_NOT_FOUND,))
         try:
             commits = [
-                (master, Request(Ask.COMMIT, {
+                (master, Request(Ask.UPDATE_CONSUMER_OFFSET, {
                     "consumerGroup": name, "topic": to, "queueId": queue.queue_id, "commitOffset": begin.number("offset"),
                 }))
-                for (queue, master), committed, begin in zip(queues, answers[::2], answers[1::2], strict=True)
-                if committed.code == Said.QUERY_NOT_FOUND
+                for (queue, master), told, begin in zip(queues, answers[::2], answers[1::2], strict=True)
+                if told.code == Said.QUERY_NOT_FOUND
             ]  # fmt: skip
         except Malformed as error:
             raise unavailable(doing, str(error)) from error
@@ -84,7 +87,7 @@ class Creator:
         """With all its queues hold, and how far its groups have got; what groups have in retry and dead letters stays."""
         name = encode_topic(topic)
         doing = f"deleting the topic {name}"
-        self._ask(doing, set(self._masters().values()), Request(Ask.DELETE_TOPIC, {"topic": name}))
+        self._ask(doing, set(self._masters().values()), Request(Ask.DELETE_TOPIC_IN_BROKER, {"topic": name}))
         self._ask(doing, set(self._pool.address.namesrvs), Request(Ask.DELETE_TOPIC_IN_NAMESRV, {"topic": name}))
         self._routes.forget(name)
 

@@ -66,9 +66,9 @@ class DeadQueues:
             (master, Request(ask, {"topic": topic, "queueId": queue_id, **more}))
             for _, master, queue_id in places
             for ask, more in (
-                (Ask.FIRST_OFFSET, {}),
+                (Ask.GET_MIN_OFFSET, {}),
                 # What is stored and what its consumers can read: the one runs ahead of the other by moments.
-                (Ask.NEXT_OFFSET, {"committed": False}), (Ask.NEXT_OFFSET, {"committed": True}),
+                (Ask.GET_MAX_OFFSET, {"committed": False}), (Ask.GET_MAX_OFFSET, {"committed": True}),
             )
         ]  # fmt: skip
         try:
@@ -155,7 +155,7 @@ class DeadQueues:
         return DeadQueue(queue.topic, queue.broker, queue.master, queue.queue_id, committed, queue.end)
 
     def _committed(self, queue: DeadQueue, queue_id: int, deadline: float) -> int | None:
-        answer = self._pool.ask(queue.master, Request(Ask.COMMITTED, {
+        answer = self._pool.ask(queue.master, Request(Ask.QUERY_CONSUMER_OFFSET, {
             "consumerGroup": self._group, "topic": queue.topic, "queueId": queue_id, "setZeroIfNotFound": False,
         }), deadline)  # fmt: skip
         if answer.code in (Said.QUERY_NOT_FOUND, Said.GROUP_NOT_EXIST):
@@ -166,7 +166,7 @@ class DeadQueues:
         self, queue: DeadQueue, wanted: Sequence[tuple[int, int]], wait_milliseconds: int, deadline: float
     ) -> list[Answer]:
         requests = [
-            Request(Ask.PULL, {
+            Request(Ask.PULL_MESSAGE, {
                 "consumerGroup": READER, "topic": queue.topic, "queueId": queue.queue_id, "queueOffset": offset,
                 "maxMsgNums": count, "sysFlag": _SUBSCRIPTION | (_SUSPEND if wait_milliseconds else 0), "commitOffset": 0,
                 "suspendTimeoutMillis": wait_milliseconds, "subscription": "*", "subVersion": 0, "expressionType": "TAG",
@@ -177,7 +177,7 @@ class DeadQueues:
     def _commit(self, queue: DeadQueue, offset: int, stored_at: datetime, deadline: float) -> bool:
         """False: the broker does not know the group."""
         answers = only_answers(self._pool.ask_many(queue.master, [
-            Request(Ask.COMMIT, {
+            Request(Ask.UPDATE_CONSUMER_OFFSET, {
                 "consumerGroup": self._group, "topic": queue.topic, "queueId": queue_id, "commitOffset": value,
             }, lane="commit") for queue_id, value in (
                 (queue.queue_id, offset), (MARKS + queue.queue_id, _milliseconds(stored_at)),
@@ -192,7 +192,7 @@ class DeadQueues:
     def _make_group(self, queue: DeadQueue, deadline: float) -> None:
         """The group is Backstop's own, and nobody consumes by it."""
         body = json.dumps({"groupName": self._group, "consumeEnable": True, "retryMaxTimes": 0}).encode()
-        _good(self._pool.ask(queue.master, Request(Ask.CREATE_GROUP, body=body), deadline))
+        _good(self._pool.ask(queue.master, Request(Ask.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body), deadline))
 
 
 class Refused(Exception):

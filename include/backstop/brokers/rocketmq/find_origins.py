@@ -60,7 +60,7 @@ class Origins:
         for place, letter in enumerate(letters):
             physical = _original(letter.stored)
             if physical is not None:
-                asked.append((place, (letter.master, Request(Ask.VIEW_MESSAGE, {"offset": physical}))))
+                asked.append((place, (letter.master, Request(Ask.VIEW_MESSAGE_BY_ID, {"offset": physical}))))
         for (place, _), answer in zip(asked, self._ask([one for _, one in asked], deadline), strict=True):
             letter = letters[place]
             for one in _messages(answer):
@@ -73,7 +73,7 @@ class Origins:
                 continue
             for broker, master in self._masters(letter, deadline):
                 brokers.append(broker)
-                asked.append((place, (master, Request(Ask.QUERY_BY_KEY, {
+                asked.append((place, (master, Request(Ask.QUERY_MESSAGE, {
                     "topic": encoded(letter.topic or ""), "key": letter.stored.unique_key, "maxNum": 64, "beginTimestamp": 0,
                     "endTimestamp": _FOR_EVER, "_UNIQUE_KEY_QUERY": "true",
                 }))))  # fmt: skip
@@ -135,7 +135,8 @@ def _original(stored: Stored) -> int | None:
 
 
 def _messages(answer: Answer) -> list[Stored]:
-    """None where the place holds no message any more: then what is there may be anything."""
+    """None where nothing can be read: a place may hold anything by now, and a letter is drained also when another message that
+    its index names cannot be understood; it has no position then."""
     try:
         return read_stored(answer.body) if answer.code == Said.SUCCESS else []
     except Malformed:

@@ -20,7 +20,7 @@ Configs = dict[str, dict[str, Any]]
 
 def group_configs(pool: Pool, masters: Sequence[str], deadline: float, doing: str) -> list[Configs | None]:
     """Of each master, in order; null where this login may not read it. Raises BrokerUnavailable."""
-    asked = [(master, Request(Ask.ALL_GROUPS)) for master in masters]
+    asked = [(master, Request(Ask.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)) for master in masters]
     answers = require_answers(pool, asked, deadline, doing, also=(Said.NO_PERMISSION,))
     found: list[Configs | None] = []
     for answer in answers:

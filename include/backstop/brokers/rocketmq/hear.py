@@ -5,14 +5,17 @@ Knows the consumer only loosely, so that one that is dropped without being close
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 
+from backstop.brokers.rocketmq import fastjson
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.frames import Command, Malformed, Request
 from backstop.brokers.rocketmq.members import MessageQueue
 
 RunningInfo = Callable[[], bytes]
+log = logging.getLogger(__name__)
 
 
 class Ear:
@@ -35,11 +38,11 @@ class Ear:
 
     def hear(self, command: Command) -> Request | None:
         """The answer for a broker that wants one; null: we do not do that."""
-        if command.code == Ask.CONSUMER_IDS_CHANGED:
+        if command.code == Ask.NOTIFY_CONSUMER_IDS_CHANGED:
             self.members_changed = True
-        elif command.code == Ask.RESET_CLIENT_OFFSETS:
+        elif command.code == Ask.RESET_CONSUMER_CLIENT_OFFSET:
             return self._reset(command)
-        elif command.code == Ask.RUNNING_INFO:
+        elif command.code == Ask.GET_CONSUMER_RUNNING_INFO:
             running_info = self._running_info() if self._running_info is not None else None
             if running_info is not None:
                 return Request(Said.SUCCESS, body=running_info())
@@ -48,10 +51,11 @@ class Ear:
     def _reset(self, command: Command) -> Request:
         try:
             table = command.json()["offsetTable"]
-            named = [(dict(key), int(offset)) for key, offset in table.items()]
+            named = [(fastjson.members(key), int(offset)) for key, offset in table.items()]
             self._resets += [
                 (MessageQueue(queue["topic"], queue["brokerName"], int(queue["queueId"])), offset) for queue, offset in named
             ]
-        except (Malformed, KeyError, TypeError, ValueError, AttributeError):
+        except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
+            log.warning("Somebody reset offsets of our group in a way that cannot be read, and nothing was reset: %s", error)
             return Request(Said.INVALID_PARAMETER)
         return Request(Said.SUCCESS)

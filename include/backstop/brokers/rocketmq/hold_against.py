@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from backstop.brokers.protocol import Finding
-from backstop.brokers.retry_levels import DELIVERIES, parse_levels, retries_last
+from backstop.brokers.rocketmq_delay_levels import DELIVERIES, parse_levels, retries_last
 
 READ, WRITE = 4, 2
 """Bits of a permission."""

@@ -13,9 +13,10 @@ from typing import Any
 from backstop.brokers.protocol import Holder
 from backstop.brokers.rocketmq import fastjson
 from backstop.brokers.rocketmq.clock import as_datetime
-from backstop.brokers.rocketmq.codes import Ask, Said
-from backstop.brokers.rocketmq.frames import Answer, Command, Malformed, Request
+from backstop.brokers.rocketmq.codes import Said
+from backstop.brokers.rocketmq.frames import Answer, Command, Malformed
 from backstop.brokers.rocketmq.look import Looker
+from backstop.brokers.rocketmq.members import ask_members, ask_running_info
 from backstop.brokers.rocketmq.names import encode_group, queue_number
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.require_answers import require_answers
@@ -27,24 +28,20 @@ CLIENT_SECONDS = 5.0
 
 
 def holders(
-    pool: Pool, looker: Looker, brokers: Sequence[str] | None, topic: str, group: str, *, seconds: float
+    pool: Pool, looker: Looker, brokers: Sequence[str] | None, topic: str, group: str, deadline: float
 ) -> list[Holder]:
     """One for each queue and consumer that has it, and one for each consumer that does not tell, by queue.
 
     BrokerUnavailable when a master does not answer; a consumer that does not is one that does not tell.
     """
     doing = f"looking for the consumers of the group {group!r}"
-    deadline = time.monotonic() + seconds
     name, masters, _ = looker.find(topic, doing, deadline)
     try:
         group_name = encode_group(group)
     except ContractBroken as error:
-        raise unavailable(doing, str(error)) from error
+        raise unavailable(doing, error.what) from error
     clients = _clients(pool, group_name, masters, doing, deadline)
-    requests = [
-        (address, Request(Ask.RUNNING_INFO, {"consumerGroup": group_name, "clientId": client, "jstackEnable": False}))
-        for client, address in clients.items()
-    ]  # fmt: skip
+    requests = [(address, ask_running_info(group_name, client)) for client, address in clients.items()]
     answers = pool.ask_all(requests, min(deadline, time.monotonic() + CLIENT_SECONDS))
     found: list[Holder] = []
     for client, answer in zip(clients, answers, strict=True):
@@ -71,7 +68,7 @@ def why_no_retry(held: Sequence[Holder]) -> str | None:
 
 def _clients(pool: Pool, group: str, masters: Mapping[str, str], doing: str, deadline: float) -> dict[str, str]:
     """client id -> a master that it is connected to."""
-    asked = [(address, Request(Ask.CONSUMER_IDS, {"consumerGroup": group})) for address in masters.values()]
+    asked = [(address, ask_members(group)) for address in masters.values()]
     found: dict[str, str] = {}
     # A group without consumers is answered with an error.
     for (address, _), answer in zip(

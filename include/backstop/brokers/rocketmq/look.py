@@ -17,6 +17,7 @@ from backstop.brokers.rocketmq.clock import Clock, as_datetime
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.epoch import EPOCH
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.group_configs import group_configs
 from backstop.brokers.rocketmq.names import encode_group, encode_topic, queue_number
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.require_answers import require_answers
@@ -83,7 +84,7 @@ class Looker:
         try:
             group_name = encode_group(group)
         except ContractBroken as error:
-            raise unavailable(doing, str(error)) from error
+            raise unavailable(doing, error.what) from error
         times = self._clock.read_settled(masters, deadline)
         # By the route that was just read: a queue that came since is found below, by its master's own word.
         committed = self.committed(group_name, name, queues, doing, deadline)
@@ -112,7 +113,7 @@ class Looker:
 
     def places(self, name: str, masters: Mapping[str, str], doing: str, deadline: float) -> list[Place]:
         """Every queue that these masters have of a topic (RocketMQ's name), by their numbers."""
-        requests = [(address, Request(Ask.TOPIC_STATS, {"topic": name})) for address in masters.values()]
+        requests = [(address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": name})) for address in masters.values()]
         found: list[Place] = []
         for (broker, address), answer in zip(
             masters.items(), require_answers(self._pool, requests, deadline, doing), strict=True
@@ -128,7 +129,7 @@ class Looker:
         """(broker, queue) -> what the group committed, by RocketMQ's names; without those for which it never did."""
         asked = list(queues)
         requests = [
-            (address, Request(Ask.COMMITTED, {
+            (address, Request(Ask.QUERY_CONSUMER_OFFSET, {
                 "consumerGroup": group, "topic": topic, "queueId": queue_id, "setZeroIfNotFound": False,
             }))
             for _, address, queue_id in asked
@@ -145,22 +146,19 @@ class Looker:
             name = encode_topic(topic)
             route = self._routes.route(name, deadline=deadline, fresh=True)
         except ContractBroken as error:
-            raise unavailable(doing, str(error)) from error
+            raise unavailable(doing, error.what) from error
         except NoSuchTopic as error:
             raise unavailable(doing, "there is no such topic") from error
         masters = _there(route.masters, doing)
         return name, masters, [(queue.broker, masters[queue.broker], queue.queue_id) for queue in route.queues]
 
     def _require_group(self, group: str, masters: Mapping[str, str], doing: str, deadline: float) -> None:
-        """BrokerUnavailable when no master knows the group. Asking for one group by its name could create it."""
-        requests = [(address, Request(Ask.ALL_GROUPS)) for address in masters.values()]
-        for answer in require_answers(self._pool, requests, deadline, doing):
-            try:
-                if group in answer.json()["subscriptionGroupTable"]:
-                    return
-            except (Malformed, KeyError, TypeError) as error:
-                raise unavailable(doing, f"a list of groups that cannot be read: {error}") from error
-        raise unavailable(doing, "there is no such group")
+        """BrokerUnavailable when no master knows the group, or it may not be known."""
+        known = group_configs(self._pool, list(masters.values()), deadline, doing)
+        if any(groups is None for groups in known):
+            raise unavailable(doing, "this login may not read which groups there are")
+        if not any(group in (groups or {}) for groups in known):
+            raise unavailable(doing, "there is no such group")
 
     def _passed_until(
         self, name: str, places: Sequence[Place], offsets: Mapping[int, int], times: Mapping[str, int], doing: str,
@@ -213,7 +211,7 @@ NOTHING_THERE = (Said.PULL_NOT_FOUND, Said.PULL_RETRY_IMMEDIATELY, Said.PULL_OFF
 
 def pull(topic: str, queue_id: int, offset: int, limit: int) -> Request:
     """Asks for messages from an offset on, at once, for no group of ours."""
-    return Request(Ask.PULL, {
+    return Request(Ask.PULL_MESSAGE, {
         "consumerGroup": READER, "topic": topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": limit,
         "sysFlag": _SUBSCRIBES, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
         "expressionType": "TAG",

@@ -51,7 +51,7 @@ class Surveyor:
             for broker, master in sorted(masters.items()) if master is None
         ]  # fmt: skip
         there = {broker: master for broker, master in sorted(masters.items()) if master is not None}
-        asked = [(master, Request(Ask.BROKER_CONFIG)) for master in there.values()]
+        asked = [(master, Request(Ask.GET_BROKER_CONFIG)) for master in there.values()]
         answers = require_answers(self._pool, asked, deadline, "reading its configuration", also=(_NOT_ALLOWED,))
         retention = max((self._wanted[topic].retention for topic in topics if topic in self._wanted), default=None)
         for broker, answer in zip(there, answers, strict=True):
@@ -120,7 +120,7 @@ class Surveyor:
         return findings
 
     def _consumers(self, name: str, masters: Sequence[str], deadline: float) -> Consumers:
-        request = Request(Ask.CONSUMER_CONNECTIONS, {"consumerGroup": name})
+        request = Request(Ask.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": name})
         doing = f"reading who consumes as {name}"
         also = (Said.CONSUMER_NOT_ONLINE, Said.SYSTEM_ERROR, *_NO_GROUP)
         answers = require_answers(self._pool, [(to, request) for to in masters], deadline, doing, also=also)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from backstop.brokers.rocketmq import fastjson
 from backstop.brokers.rocketmq.codes import Ask
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
 
@@ -47,26 +48,26 @@ def heartbeat(client: str, group: str, filters: Mapping[str, str], version: int)
         "subscriptionDataSet": _subscriptions(filters, version),
     }  # fmt: skip
     body = {"clientID": client, "producerDataSet": [], "consumerDataSet": [consumer], "heartbeatFingerprint": 0}
-    return Request(Ask.HEARTBEAT, {}, _json(body))
+    return Request(Ask.HEART_BEAT, {}, _json(body))
 
 
 def leave(client: str, group: str) -> Request:
-    return Request(Ask.UNREGISTER, {"clientID": client, "consumerGroup": group})
+    return Request(Ask.UNREGISTER_CLIENT, {"clientID": client, "consumerGroup": group})
 
 
 def ask_members(group: str) -> Request:
-    return Request(Ask.CONSUMER_IDS, {"consumerGroup": group})
+    return Request(Ask.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
 
 
 def ask_running_info(group: str, client: str) -> Request:
     """Asks another member, by way of the broker, what it is doing."""
-    return Request(Ask.RUNNING_INFO, {"consumerGroup": group, "clientId": client, "jstackEnable": False})
+    return Request(Ask.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": group, "clientId": client, "jstackEnable": False})
 
 
 def queues_in(answer: Answer) -> set[MessageQueue]:
     """The queues that a member says to have; none, where its answer cannot be read."""
     try:
-        named = [dict(key) for key in answer.json()["mqTable"]]
+        named = [fastjson.members(key) for key in answer.json()["mqTable"]]
         return {MessageQueue(one["topic"], one["brokerName"], int(one["queueId"])) for one in named}
     except (Malformed, KeyError, TypeError, ValueError):
         return set()

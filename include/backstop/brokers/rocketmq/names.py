@@ -84,11 +84,6 @@ def queue_number(broker: str, queue_id: int, brokers: tuple[str, ...] | None) ->
     return brokers.index(broker) * QUEUES_OF_A_BROKER + queue_id
 
 
-def split_queue_number(number: int) -> tuple[int, int]:
-    """(place among the brokers, queue) of a number."""
-    return divmod(number, QUEUES_OF_A_BROKER)
-
-
 def _fitting(kind: str, name: str, longest: int) -> str:
     try:
         encoded = _encoded(name)

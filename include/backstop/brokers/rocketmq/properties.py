@@ -18,6 +18,8 @@ from backstop.records import ID_HEADER, Message
 TAG, KEY, MORE = "backstop-tag", "backstop-key", "backstop-headers"
 """Properties of ours, as JSON: a tag or partition key that RocketMQ's own property cannot hold, and such headers."""
 TAGS, KEYS, UNIQUE, SHARDING, WAIT = "TAGS", "KEYS", "UNIQ_KEY", "__SHARDINGKEY", "WAIT"
+RETRY_TOPIC = "RETRY_TOPIC"
+"""Names the topic of a message that lies in a group's retry topic, or among its dead letters."""
 MAX_PROPERTIES = 31_000
 """Bytes of all properties: a message keeps their length in 15 bits, and each redelivery and death adds some of the broker's."""
 BROKERS_OWN = frozenset({

@@ -18,16 +18,17 @@ from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.epoch import EPOCH
 from backstop.brokers.rocketmq.exchange import Result
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.locks import holders, why_no_retry
+from backstop.brokers.rocketmq.look import Looker
 from backstop.brokers.rocketmq.names import encode_topic, retry_topic
 from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.properties import properties_of, write_properties
+from backstop.brokers.rocketmq.properties import RETRY_TOPIC, properties_of, write_properties
 from backstop.brokers.rocketmq.route import NoSuchTopic, Queue, Route, Routes
 from backstop.brokers.rocketmq.session import Lost, NotSent
 from backstop.errors import BrokerUnavailable, ConfigurationError, ContractBroken
 from backstop.records import Message, Outcome, Position
 
 PRODUCER_GROUP = "BACKSTOP_PRODUCER"
-RETRY_TOPIC = "RETRY_TOPIC"
 NO_MODEL = "BACKSTOP_MAKES_NO_TOPIC"
 """The topic after whose model a broker would make a missing one. There is none of this name, so none is made."""
 
@@ -98,7 +99,7 @@ class _Piece:
             # A request without a body makes the broker stumble; every client unpacks this to nothing.
             flags, body = ZLIB, zlib.compress(b"")
         return Request(
-            Ask.SEND_BATCH if whole else Ask.SEND,
+            Ask.SEND_BATCH_MESSAGE if whole else Ask.SEND_MESSAGE_V2,
             {
                 "a": PRODUCER_GROUP, "b": self.topic if self.group is None else retry_topic(self.group), "c": NO_MODEL, "d": 4,
                 "e": self.queue.queue_id if self.group is None else 0, "f": flags, "g": int(time.time() * 1000), "h": 0,
@@ -115,13 +116,16 @@ class _Piece:
 class Publisher:
     """Publishes for one adapter. Safe to share between threads."""
 
-    def __init__(self, pool: Pool, routes: Routes, *, send_timeout: float, max_bytes: int) -> None:
-        self._pool, self._routes = pool, routes
+    def __init__(self, pool: Pool, routes: Routes, looker: Looker, *, send_timeout: float, max_bytes: int) -> None:
+        """`send_timeout`: seconds for the whole of one publish; `max_bytes`: of one message's content."""
+        self._pool, self._routes, self._looker = pool, routes, looker
         self._seconds, self._max_bytes = send_timeout, max_bytes
 
     def publish(self, messages: Sequence[Message], group: str | None) -> list[Receipt]:
         deadline = time.monotonic() + self._seconds
         routes = {topic: self._route(topic, deadline) for topic in {message.topic for message in messages}}
+        if group is not None:
+            routes = {topic: self._unless_in_order(topic, route, group, deadline) for topic, route in routes.items()}
         receipts: dict[int, Receipt] = {}
         waiting: dict[tuple[str, Queue], list[_One]] = {}
         for place, message in enumerate(messages):
@@ -142,10 +146,6 @@ class Publisher:
                 pieces += (_Piece(encode_topic(topic), queue, queue.master, some, group) for some in self._cut(ones, limit))
         self._send(pieces, deadline, receipts)
         return [receipts[place] for place in range(len(messages))]
-
-    def forget(self, topic: str) -> None:
-        """Believe nothing about this topic that was read before."""
-        self._routes.forget(encode_topic(topic))
 
     def _send(self, pieces: Sequence[_Piece], deadline: float, receipts: dict[int, Receipt]) -> None:
         """Sends all; what a busy broker put off is asked again, after a while, as long as there is time."""
@@ -179,6 +179,16 @@ class Publisher:
             return _refused(f"{error.what} {error.kept}", for_good=True)
         except (BrokerUnavailable, ConfigurationError) as error:
             return _refused(f"Nothing was sent: the topic could not be looked for: {error.what}")
+
+    def _unless_in_order(self, topic: str, route: Route | Receipt, group: str, deadline: float) -> Route | Receipt:
+        """The route, or a refusal while the group consumes the topic in order: its broker would bury the copy."""
+        if isinstance(route, Receipt):
+            return route
+        try:
+            why = why_no_retry(holders(self._pool, self._looker, self._routes.brokers, topic, group, deadline))
+        except (BrokerUnavailable, ConfigurationError, ContractBroken) as error:
+            why = f"whether the group consumes in order could not be looked for: {error.what}"
+        return route if why is None else _refused(f"Nothing was sent: {why}")
 
     def _make(self, place: int, message: Message, route: Route, group: str | None) -> tuple[Queue, _One] | Receipt:
         try:

@@ -85,7 +85,7 @@ class Puller:
         return sum(hand.size for hand in hands) < MOST_IN_HAND and sum(hand.bytes for hand in hands) < MOST_BYTES_IN_HAND
 
     def _request(self, hand: InHand, number: int, *, suspend: bool = False) -> Request:
-        return Request(Ask.PULL, {
+        return Request(Ask.PULL_MESSAGE, {
             "consumerGroup": self._group, "topic": hand.queue.topic, "queueId": hand.queue.number,
             "queueOffset": hand.next_offset, "maxMsgNums": number, "commitOffset": 0,
             "sysFlag": _SUBSCRIPTION | (_SUSPEND if suspend else 0),

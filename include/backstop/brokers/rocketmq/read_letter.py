@@ -11,12 +11,11 @@ from functools import lru_cache
 
 from backstop.brokers.protocol import DeadLetter, DeadLetterRef
 from backstop.brokers.rocketmq.names import RETRY, decode, encode_topic, topic_of_retry
-from backstop.brokers.rocketmq.properties import brokers_properties, own_headers, partition_key_of, tag_of
+from backstop.brokers.rocketmq.properties import RETRY_TOPIC, brokers_properties, own_headers, partition_key_of, tag_of
 from backstop.brokers.rocketmq.stored import Stored
 from backstop.errors import ContractBroken
 from backstop.records import ID_HEADER, Position
 
-RETRY_TOPIC = "RETRY_TOPIC"
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _JSON, _ESCAPED = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")), json.JSONEncoder(separators=(",", ":"))
 

@@ -33,7 +33,7 @@ from backstop.brokers.rocketmq.lines import Lines
 from backstop.brokers.rocketmq.members import EVERY_TAG, subscription
 from backstop.brokers.rocketmq.names import RETRY, decode, encode_group, encode_topic, queue_number, retry_topic
 from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.properties import message_of
+from backstop.brokers.rocketmq.properties import RETRY_TOPIC, message_of
 from backstop.brokers.rocketmq.pull import Puller
 from backstop.brokers.rocketmq.route import Routes
 from backstop.brokers.rocketmq.share_queues import QueueShare
@@ -47,8 +47,6 @@ PULSE_SECONDS = 2.0
 """How often it is seen to, while a handler works, that signs of life go out and questions are answered."""
 COMMIT_SECONDS = 5.0
 """How late a queue may tell of messages that the filter left out: nothing is acknowledged for them."""
-RETRY_TOPIC = "RETRY_TOPIC"
-_ENDLESS = 2**31 - 1
 _BROKER_ID = re.compile(r"[^/@]+/\d+/\d+@(.+)#\d+", re.DOTALL)
 
 
@@ -57,7 +55,7 @@ class RocketMQSubscription:
 
     def __init__(
         self, pool: Pool, routes: Routes, *, group: str, topics: Sequence[str], consumer: str, seconds: float,
-        delivery_limit: int | None, levels: Sequence[timedelta], pull_batch: int = 32,
+        delivery_limit: int, levels: Sequence[timedelta], pull_batch: int = 32,
         tags: Mapping[str, Sequence[str]] | None = None,
     ) -> None:  # fmt: skip
         """`seconds`: for one answer. `levels`: the broker's delay levels. `tags`: the group's filter for a topic; none: every
@@ -220,10 +218,10 @@ class RocketMQSubscription:
     def _send_back(self, held: Held, after: timedelta) -> bool:
         """Whether the broker has it in the retry topic, or among the dead letters, now."""
         queue, stored = held.hand.queue, held.stored
-        request = Request(Ask.SEND_BACK, {
+        request = Request(Ask.CONSUMER_SEND_MSG_BACK, {
             "offset": stored.physical_offset, "group": self._group, "delayLevel": _level(self._levels, after),
             "originMsgId": stored.unique_key or stored.store_id, "originTopic": stored.topic, "unitMode": False,
-            "maxReconsumeTimes": _ENDLESS if self._limit is None else self._limit - 1,
+            "maxReconsumeTimes": self._limit - 1,
         })  # fmt: skip
         [answer] = self._share.ask([(queue.broker, request)], "handing a message back")
         if answer.code != Said.SUCCESS:

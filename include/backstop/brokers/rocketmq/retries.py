@@ -81,7 +81,7 @@ class Retries:
             name, retry = encode_group(group), retry_topic(group)
             topics = (retry, *pop_retry_topics(group, topic))
         except ContractBroken as error:
-            raise unavailable(doing, str(error)) from error
+            raise unavailable(doing, error.what) from error
         with self._lock:
             before = self._schedule(masters, doing, deadline)
             self._forget_delivered(before)
@@ -97,7 +97,7 @@ class Retries:
 
     def _depth(self, group: str, topic: str, masters: Mapping[str, str], doing: str, deadline: float) -> int:
         """What is in the group's retry topic and not committed, on all masters that have it."""
-        asked = [(address, Request(Ask.TOPIC_STATS, {"topic": topic})) for address in masters.values()]
+        asked = [(address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": topic})) for address in masters.values()]
         answers = require_answers(self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST,))
         there = [
             (broker, address, queue_id, first, following)
@@ -116,7 +116,7 @@ class Retries:
         """The queues of the schedule on each master that has any."""
         requests = [
             (address, request) for address in masters.values()
-            for request in (Request(Ask.DELAY_OFFSETS), Request(Ask.TOPIC_STATS, {"topic": SCHEDULE}))
+            for request in (Request(Ask.GET_ALL_DELAY_OFFSET), Request(Ask.GET_TOPIC_STATS_INFO, {"topic": SCHEDULE}))
         ]  # fmt: skip
         answers = require_answers(self._pool, requests, deadline, doing, also=(Said.TOPIC_NOT_EXIST,))
         lives = self._clock.lives(masters, deadline)

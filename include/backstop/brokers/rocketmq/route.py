@@ -132,9 +132,9 @@ class Routes:
 
     def _ask(self, topic: str | None, doing: str, deadline: float) -> tuple[Answer, Answer]:
         """(route, cluster) of the first name server that knows the topic, else of the last that answered."""
-        requests = [Request(Ask.CLUSTER)]
+        requests = [Request(Ask.GET_BROKER_CLUSTER_INFO)]
         if topic is not None:
-            requests.insert(0, Request(Ask.ROUTE, {"topic": topic, "acceptStandardJsonOnly": True}))
+            requests.insert(0, Request(Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}))
         said: list[str] = []
         found: tuple[Answer, Answer] | None = None
         servers = self._pool.address.namesrvs

@@ -121,10 +121,6 @@ class QueueShare:
             raise unavailable(doing, str(next(result for result in results if not isinstance(result, Answer))))
         return answers
 
-    def address(self, broker: str) -> str:
-        """Of a broker that is connected."""
-        return self._lines.address(broker)
-
     def running_info(self) -> bytes:
         """What an administrator gets to see of this consumer."""
         rows = {queue: (hand.lowest, hand.next_offset, hand.size) for queue, hand in self.hands.items()}

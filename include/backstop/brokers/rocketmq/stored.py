@@ -17,7 +17,6 @@ from backstop.brokers.rocketmq.unpack import Unreadable, unpack
 
 MAGIC_V1, MAGIC_V2 = 0xDAA320A7, 0xDAA320AB
 COMPRESSED, BORN_V6, STORED_V6, INNER_BATCH = 1 << 0, 1 << 4, 1 << 5, 1 << 7
-TRANSACTION, PREPARED = 3 << 2, 1 << 2
 _HEAD = struct.Struct(">iIIiiqqiq")
 _LONG, _INT, _SHORT = struct.Struct(">q"), struct.Struct(">i"), struct.Struct(">h")
 _TAIL = struct.Struct(">iqi")
@@ -56,11 +55,6 @@ class Stored:
     def unique_key(self) -> str | None:
         """The producer's id of it, the same for every redelivery."""
         return self.properties.get("UNIQ_KEY")
-
-    @property
-    def is_prepared(self) -> bool:
-        """Half of a transaction, which nobody may see yet."""
-        return self.sys_flag & TRANSACTION == PREPARED
 
 
 def read_stored(buffer: bytes) -> list[Stored]:

@@ -95,7 +95,7 @@ class RocketMQFaults:
     def refuse(self, topic: str, topics: Collection[str]) -> None:
         """The topic is made read-only. The broker itself does not hold to it, its clients do, by the route."""
         queues = len(self._ends(encode_topic(topic)))
-        self._server.ask(Ask.CREATE_TOPIC, {
+        self._server.ask(Ask.UPDATE_AND_CREATE_TOPIC, {
             "topic": encode_topic(topic), "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues,
             "perm": READ_ONLY, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False, "attributes": "",
         })  # fmt: skip
@@ -212,14 +212,14 @@ class RocketMQFaults:
         """Needs no help, only time: a member without signs of life is none any more."""
 
     def _give_up(self, group: str, copy: Copy, level: int) -> None:
-        self._server.ask(Ask.SEND_BACK, {
+        self._server.ask(Ask.CONSUMER_SEND_MSG_BACK, {
             "offset": copy.stored.physical_offset, "group": encode_group(group), "delayLevel": level,
             "originMsgId": copy.stored.unique_key or copy.stored.store_id, "originTopic": copy.stored.topic, "unitMode": False,
             "maxReconsumeTimes": DELIVERIES - 1,
         })  # fmt: skip
 
     def _reset(self, topic: str, group: str, queue: int, offset: int) -> None:
-        self._server.ask(Ask.RESET_OFFSETS, {
+        self._server.ask(Ask.INVOKE_BROKER_TO_RESET_OFFSET, {
             "topic": encode_topic(topic), "group": encode_group(group), "queueId": queue, "offset": offset, "timestamp": -1,
             "isForce": True,
         })  # fmt: skip
@@ -250,7 +250,7 @@ class RocketMQFaults:
 
     def _read(self, name: str, queue: int, offset: int) -> Iterator[Copy]:
         while True:
-            answer = self._server.ask(Ask.PULL, pull(name, queue, offset, 32).ext, also=NOTHING_THERE)
+            answer = self._server.ask(Ask.PULL_MESSAGE, pull(name, queue, offset, 32).ext, also=NOTHING_THERE)
             if answer.code != Said.SUCCESS:
                 if max(offset, answer.number("nextBeginOffset")) >= answer.number("maxOffset"):
                     return
@@ -263,7 +263,7 @@ class RocketMQFaults:
 
     def _ends(self, name: str) -> dict[int, tuple[int, int]]:
         """queue -> (first offset, next offset); empty: there is no such topic yet."""
-        answer = self._server.ask(Ask.TOPIC_STATS, {"topic": name}, also=(Said.TOPIC_NOT_EXIST,))
+        answer = self._server.ask(Ask.GET_TOPIC_STATS_INFO, {"topic": name}, also=(Said.TOPIC_NOT_EXIST,))
         if answer.code != Said.SUCCESS:
             return {}
         return {queue: (first, following) for queue, first, following in read_stats(answer, "looking at its queues")}

@@ -1,0 +1,21 @@
+import java.util.List;
+
+/** What Backstop calls a queue of RocketMQ: one number, and one epoch for all. */
+final class Queues {
+    /** A topic of RocketMQ has no id of its own: every queue has this epoch. */
+    static final String EPOCH = "0";
+    /** As the option `brokers` in backstop.yaml; not set: topics lie on one broker, whatever its name is. */
+    private static final String BROKERS = System.getenv("BROKERS");
+
+    /** Throws for a broker that BROKERS does not name: its queues would get the numbers of another's. */
+    static int number(String broker, int queue) {
+        if (BROKERS == null) {
+            return queue;
+        }
+        int place = List.of(BROKERS.split(",")).indexOf(broker);
+        if (place < 0) {
+            throw new IllegalArgumentException("BROKERS does not name " + broker + ": add it at the end, as in backstop.yaml");
+        }
+        return place * 10_000 + queue;
+    }
+}
