@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
-from backstop.local.activemq import CONFIGURATION, ActiveMQServer, java
+from backstop.local.activemq import CONFIGURATION, ActiveMQServer
 from backstop.local.fetch_activemq import HOME, installed
+from backstop.local.java import java
 from backstop.local.ports import LOOPBACK
 
 __all__ = ["PASSWORD", "READER_PASSWORD", "ActiveMQ", "compile_java", "jars", "java"]

@@ -15,6 +15,7 @@ from backstop.brokers.activemq.jolokia import Jolokia
 from backstop.errors import BrokerUnavailable
 from backstop.local.child import Child, LocalServerError, end_leftover
 from backstop.local.fetch_activemq import HOME, installed
+from backstop.local.java import java
 from backstop.local.ports import LOOPBACK, free_port
 from backstop.local.private_file import read_or_generate, write_private
 
@@ -164,7 +165,3 @@ class ActiveMQServer:
         except (OSError, BrokerUnavailable):
             return False  # not up yet; the caller knows the deadline and whether the process lives
         return True
-
-
-def java() -> Path:
-    return Path(os.environ["JAVA_HOME"]) / "bin" / "java"

@@ -13,13 +13,10 @@ from pathlib import Path
 
 from backstop.local.child import LocalServerError
 from backstop.local.fetch_rocketmq import HOME
+from backstop.local.java import java
 from backstop.local.setup import KEPT
 
 CLASSES = KEPT / "rocketmq" / "classes"
-
-
-def java() -> Path:
-    return Path(os.environ["JAVA_HOME"]) / "bin" / "java"
 
 
 def class_path(*folders: Path) -> str:

@@ -22,9 +22,10 @@ from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.session import Lost, NotSent
 from backstop.local.child import Child, LocalServerError, end_leftover
 from backstop.local.compile_java import compiled
-from backstop.local.compile_java import java as java_program
 from backstop.local.fetch_rocketmq import HOME, installed
+from backstop.local.java import java as java_program
 from backstop.local.ports import LOOPBACK, free_port
+from backstop.local.private_file import write_private
 
 CLUSTER = "DefaultCluster"
 START_SECONDS = 300.0
@@ -213,9 +214,8 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def write_settings(path: Path, settings: Mapping[str, str]) -> Path:
-    """Anew at each start: the broker rewrites its own."""
-    path.touch(mode=0o600)  # it may hold a password
-    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    """Anew at each start: the broker rewrites its own. Private: it may hold a password."""
+    write_private(path, "".join(f"{key}={value}\n" for key, value in settings.items()))
     return path
 
 
