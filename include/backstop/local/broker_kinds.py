@@ -9,9 +9,10 @@ from typing import Any
 
 from backstop.local.activemq import ActiveMQServer
 from backstop.local.broker_faults.activemq import ActiveMQFaults
-from backstop.local.broker_faults.protocol import BrokerFaults, BrokerServer, FaultTools
+from backstop.local.broker_faults.protocol import BrokerFaults, FaultTools
 from backstop.local.broker_faults.redis_streams import RedisStreamsFaults
 from backstop.local.broker_faults.rocketmq import OPTIONS, SERVER, RocketMQFaults
+from backstop.local.broker_server import BrokerServer
 from backstop.local.rocketmq import RocketMQServer
 from backstop.local.valkey import Valkey
 

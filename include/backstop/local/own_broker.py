@@ -1,4 +1,4 @@
-"""The broker as one process of the demo has it: by the settings of all, at the address that its owner gave it."""
+"""Opens the broker for one process of the demo, from backstop.yaml and the URL that it was given."""
 
 from __future__ import annotations
 

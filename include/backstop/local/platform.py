@@ -17,8 +17,8 @@ from typing import IO, Any, Self
 
 from backstop.errors import BackstopError, ConfigurationError
 from backstop.local.airflow import Airflow
-from backstop.local.broker_faults.protocol import BrokerServer
 from backstop.local.broker_kinds import EMBEDDED, KINDS
+from backstop.local.broker_server import BrokerServer
 from backstop.local.ports import LOOPBACK, free_port, is_taken
 from backstop.local.postgres import Postgres
 from backstop.local.private_file import write_private

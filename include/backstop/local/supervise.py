@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from backstop.local.airflow import Airflow
-from backstop.local.broker_faults.protocol import BrokerServer
+from backstop.local.broker_server import BrokerServer
 from backstop.local.child import POLL_SECONDS, LocalServerError, wait_until_gone
 from backstop.local.platform import Platform
 from backstop.local.postgres import Postgres

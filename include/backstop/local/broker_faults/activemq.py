@@ -16,15 +16,22 @@ from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.session import Address, Session
 from backstop.brokers.protocol import Received
 from backstop.local.activemq import ActiveMQServer
-from backstop.local.broker_faults.protocol import EXPIRED, LOST, SUPPRESSED_DONE, SUPPRESSED_UNDONE, TAKEN_OUT, FaultTools, Make
+from backstop.local.broker_faults.protocol import (
+    EXPIRED,
+    LOST,
+    SUPPRESSED_DONE,
+    SUPPRESSED_UNDONE,
+    SUPPRESSING,
+    TAKEN_OUT,
+    FaultTools,
+    Make,
+)
 from backstop.local.broker_faults.sockets import local_ports
 from backstop.local.ledger import Key
 from backstop.local.wait_for import wait_for
 from backstop.local.workers import demo_broken
 from backstop.records import Message
 
-SUPPRESSED = "java.lang.Throwable: Suppressing duplicate delivery on connection, consumer ID:shop-36565-1699-{n}:1:1:1"
-"""As a Java client on a failover connection writes it: the number of a consumer differs from one letter to the next."""
 WAIT_SECONDS = 60.0
 LIFE_MILLISECONDS = 1000
 """How long a message is given that is to expire."""
@@ -175,7 +182,7 @@ class ActiveMQFaults:
         """As a client writes one that gives a message up, with its cause."""
         to = f"/queue/{self._names.dead_letter_queues(queue)[0]}"
         return [
-            (to, {ORIGIN: f"queue://{queue}", CAUSE: SUPPRESSED.format(n=next(self._numbers))}, message) for message in messages
+            (to, {ORIGIN: f"queue://{queue}", CAUSE: SUPPRESSING.format(n=next(self._numbers))}, message) for message in messages
         ]
 
     def _send(self, frames: Sequence[_Frame]) -> None:

@@ -1,7 +1,7 @@
 """The faults that a broker itself can have in the demo, and the looks that only whoever runs it has.
 
-Each method writes into the ledger what it really did, no more, no less. What a broker cannot have it names in `page`, with what
-is done to it in that place.
+Each fault has the name that stands in the ledger, and each method writes there what it really did, no more, no less. What a
+broker cannot have it names in `page`, with what is done to it in that place.
 """
 
 from __future__ import annotations
@@ -17,16 +17,32 @@ from backstop.records import Message
 
 _SQL = load("backstop.local", "business.sql")
 
-SUPPRESSED_DONE, SUPPRESSED_UNDONE, EXPIRED = "suppressed_done", "suppressed_undone", "message_expired"
-"""Letters that no handler refused: a client took a redelivery for a duplicate; the time to live was over."""
-GIVEN_UP_DONE, GIVEN_UP_UNDONE = "given_up_done", "given_up_undone"
-"""The same where a letter tells no cause: a client gave the message up."""
-LOST, OFFSET_MOVED, TAKEN_OUT, FILES_REMOVED = "lost_in_broker", "offset_moved", "taken_out", "files_removed"
+SUPPRESSED_DONE = "suppressed_done"
+"""A done message is buried by a client that took its redelivery for a duplicate."""
+SUPPRESSED_UNDONE = "suppressed_undone"
+"""The same of a message that the group was never given: the client was wrong."""
+EXPIRED = "message_expired"
+"""A message that the group was never given is buried because its time to live was over."""
+GIVEN_UP_DONE = "given_up_done"
+"""A done message is given up by a client of the group, in a letter that tells no cause."""
+GIVEN_UP_UNDONE = "given_up_undone"
+"""The same of a message that the group was never given."""
+LOST = "lost_in_broker"
+"""An acknowledged message is removed from the broker, or lost with it, before any group is given it."""
+OFFSET_MOVED = "offset_moved"
+"""One group is set past a message; the others get it."""
+TAKEN_OUT = "taken_out"
+"""Another program acknowledges a message in one group's queue; the others get it."""
+FILES_REMOVED = "files_removed"
+"""The broker's retention removes a message that one group has not been given."""
 CUT_OFF = "cut_off"
-"""Gone after the acknowledgement; and one group that will never see it: set past it, or it was taken out of the group's queue;
-gone by the broker's retention before any group came to it. Cut off: gone with the broker in the send, and nobody knows."""
+"""The broker is killed in the middle of a send: the message is gone, and its producer does not know."""
 NOT_IN_TIME = "not_sent_in_time"
-"""A producer that was too slow under load, or a broker that was too busy: Backstop sends. Nobody injected it; it counts."""
+"""Nobody injected it, and it counts: a producer too slow under load, or a broker too busy, leaves the send to Backstop."""
+
+SUPPRESSING = "java.lang.Throwable: Suppressing duplicate delivery on connection, consumer ID:shop-36565-1699-{n}:1:1:1"
+"""The cause of letters of suppressed messages, as ActiveMQ's Java client on a failover connection writes it. `n`: the number of a
+consumer, which differs from one letter to the next."""
 
 Make = Callable[[int], list[str]]
 """Has so many messages made and sent; their ids."""
@@ -125,38 +141,3 @@ class BrokerFaults(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class BrokerServer(Protocol):
-    """A broker of the embedded platform: a child process over one folder."""
-
-    name: str
-
-    @property
-    def running(self) -> bool: ...
-
-    port: int
-    """Where clients reach it."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def end_leftovers(self) -> None: ...
-
-    def url(self) -> str:
-        """The connection's text, with an administrator's login."""
-        ...
-
-    def for_duties(self) -> str:
-        """The connection as producers and Backstop have it."""
-        ...
-
-    def for_airflow(self) -> str:
-        """The same as the value of AIRFLOW_CONN_..."""
-        ...

@@ -12,17 +12,23 @@ import redis
 
 from backstop.brokers.redis_streams import Keys
 from backstop.brokers.redis_streams.exchange import Script
-from backstop.local.broker_faults.protocol import EXPIRED, LOST, OFFSET_MOVED, SUPPRESSED_DONE, SUPPRESSED_UNDONE, Make
+from backstop.local.broker_faults.protocol import (
+    EXPIRED,
+    LOST,
+    OFFSET_MOVED,
+    SUPPRESSED_DONE,
+    SUPPRESSED_UNDONE,
+    SUPPRESSING,
+    Make,
+)
 from backstop.local.ledger import Key, Ledger
 from backstop.local.workers import demo_broken
 from backstop.records import ID_HEADER, SEND_HEADER
 
 CAUSES = {
-    # As ActiveMQ writes them: the number of a consumer differs from one letter to the next.
-    SUPPRESSED_DONE: "java.lang.Throwable: Suppressing duplicate delivery on connection, consumer ID:shop-36565-1699-{n}:1:1:1",
-    SUPPRESSED_UNDONE: "java.lang.Throwable: Suppressing duplicate delivery on connection, consumer ID:shop-36565-1699-{n}:1:1:1",
+    SUPPRESSED_DONE: SUPPRESSING, SUPPRESSED_UNDONE: SUPPRESSING,
     EXPIRED: "java.lang.Throwable: Message Expired. Expiration:17000000{n}",
-}
+}  # fmt: skip
 CLIENT = "another client"
 # After bury.lua. KEYS 1 stream, 2 life, 3 held, 4 dead | ARGV 1 group, 2 entry, 3 deliveries, 4 cause, 5 topic, 6 queue
 BURY = "\nbury(ARGV[2], tonumber(ARGV[3]), ARGV[4], '', ARGV[5], ARGV[6])\nreturn redis.call('XLEN', KEYS[4])"
