@@ -40,7 +40,7 @@ def wake_up_late(stage: Stage) -> None:
     for group in stage.groups:
         ids = stage.producers["shop_b"].make("orders", 1, headers={HEADERS[WOKEN_LATE]: group}, tell=True)
         late[group] = [("orders", message_id) for message_id in ids]
-    wait_for("Workers that stand still", lambda: len(stage.frozen()) == len(late), RUN_SECONDS, str)
+    wait_for("Workers that stand still", lambda: len(stage.frozen()) == len(late), RUN_SECONDS)
     stage.broker_faults.drop_connections(stage.frozen())
     for group, keys in late.items():
         stage.done(group, keys, RUN_SECONDS)

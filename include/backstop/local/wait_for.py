@@ -14,19 +14,20 @@ def wait_for(
     what: str,
     done: Callable[[], bool],
     seconds: float,
-    still_open: Callable[[], str],
+    still_open: Callable[[], str] | None = None,
     *,
     every: float = POLL_SECONDS,
 ) -> float:
     """Looks every so many seconds; returns after how many `done()` held.
 
-    Raises DemoBroken with `still_open()` when the time is over.
+    Raises DemoBroken when the time is over; with what is `still_open`, where it can be told.
     """
     started = time.monotonic()
     while not done():
         if time.monotonic() - started > seconds:
+            told = f" Still open: {still_open()}" if still_open else ""
             raise demo_broken(
-                f"{what} did not come within {seconds:.0f} s. Still open: {still_open()}",
+                f"{what} did not come within {seconds:.0f} s.{told}",
                 "Read the logs in build/demo/platform/airflow/logs and in build/demo/processes.",
             )
         time.sleep(every)
