@@ -99,9 +99,11 @@ class RocketMQFaults:
             "topic": encode_topic(topic), "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues,
             "perm": READ_ONLY, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False, "attributes": "",
         })  # fmt: skip
-        wait_for("A route that says so", lambda: self._permission(topic) == READ_ONLY, WAIT_SECONDS, lambda: "it does not")
+        wait_for("A route that says so", lambda: self._permission(topic) == READ_ONLY, WAIT_SECONDS)
+        # A time, for want of a condition: each client believes its own route, in its own process, and tells nobody since when.
+        # A publish to try it would be one more message of the topic, and would show what this client believes alone.
         over = monotonic() + BELIEVED_SECONDS
-        wait_for("The end of what clients believe of the route", lambda: monotonic() > over, WAIT_SECONDS, str)
+        wait_for("The end of what clients believe of the route", lambda: monotonic() > over, WAIT_SECONDS)
 
     def lose(self, topic: str, make: Make, burst: int, at_most: int) -> list[Key]:
         """The broker is killed in the middle of a send, while it holds the newest ones in its own memory: what is not there
@@ -113,7 +115,7 @@ class RocketMQFaults:
         self._server.stall()
         with ThreadPoolExecutor(1) as pool:
             cut_off = pool.submit(make, CUT)
-            wait_for("Stubs whose send is under way", lambda: self._tools.under_way(topic) >= CUT, WAIT_SECONDS, str)
+            wait_for("Stubs whose send is under way", lambda: self._tools.under_way(topic) >= CUT, WAIT_SECONDS)
             self._server.kill_broker()
             unknown = {(topic, message_id) for message_id in cut_off.result()}
         self._server.start()
@@ -147,9 +149,7 @@ class RocketMQFaults:
         """The file that holds them is filled up, its reserved time is over, and it is removed as every hour on the hour."""
         copies = self._visible(topic, make(count))
         end = (max(copy.stored.physical_offset for copy in copies) // FILE + 1) * FILE
-        filling = Message(FILLER, FILLER, b"x" * FILLING, {ID_HEADER: FILLER})
-        while self._filled_to() < end:
-            self._broker.publish([filling])
+        self._fill_up_to(end)
         keys: list[Key] = []
         for its, groups in self._tools.groups.items():
             for group in groups:
@@ -272,6 +272,20 @@ class RocketMQFaults:
         """What the name server tells of it."""
         [queues] = self._server.route(encode_topic(topic))["queueDatas"]
         return int(queues["perm"])
+
+    def _fill_up_to(self, end: int) -> None:
+        """Publishes until the log is written to there. A filling that did not go is tried again, within bounds."""
+        filling = Message(FILLER, FILLER, b"x" * FILLING, {ID_HEADER: FILLER})
+        deadline = monotonic() + WAIT_SECONDS
+        while (at := self._filled_to()) < end:
+            [receipt] = self._broker.publish([filling])
+            if receipt.refused_for_good:
+                raise demo_broken(f"The broker refused what was to fill its log: {receipt.error}", "Run the demo again.")
+            if monotonic() > deadline:
+                raise demo_broken(
+                    f"The log is written to {at} and not to {end} after {WAIT_SECONDS:.0f} s of filling; the last message was "
+                    f"{receipt.outcome}{f' ({receipt.error})' if receipt.error else ''}.", "Run the demo again.",
+                )  # fmt: skip
 
     def _filled_to(self) -> int:
         """How far the log is written."""
