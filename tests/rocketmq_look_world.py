@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
 from backstop.brokers.rocketmq.address import Address
+from backstop.brokers.rocketmq.clock import Clock
 from backstop.brokers.rocketmq.look import Looker
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.retries import Retries
 from backstop.brokers.rocketmq.route import Routes
+from backstop.brokers.rocketmq.schedule import Schedule
+from backstop.brokers.rocketmq_delay_levels import parse_levels
 from rocketmq_server import RocketMQ
 
 WAIT = 60.0
@@ -24,8 +28,15 @@ class World:
     def __init__(self, server: RocketMQ, brokers: list[str] | None = None) -> None:
         self.server = server
         self.pool = Pool(Address.parse(server.url()), connect_timeout=2.0)
-        self.look = Looker(self.pool, Routes(self.pool, brokers=brokers, answer_timeout=10.0), seconds=10.0)
-        self.retries = Retries(self.pool, self.look, seconds=10.0)
+        routes, clock = Routes(self.pool, brokers=brokers, answer_timeout=10.0), Clock(self.pool)
+        levels = parse_levels(server.settings["messageDelayLevel"])
+        schedule = Schedule(self.pool, clock, levels)
+        self.look = Looker(self.pool, routes, clock, schedule, seconds=10.0)
+        self.retries = Retries(self.pool, self.look, schedule, seconds=10.0)
+        # One for which everything that is scheduled is due at once, so that what is not delivered is late.
+        self.hasty = Looker(
+            self.pool, routes, clock, Schedule(self.pool, clock, [timedelta(0)] * len(levels)), seconds=10.0
+        )
 
     def close(self) -> None:
         self.pool.close()

@@ -19,9 +19,9 @@ from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
 from bench.measure import RUNS, Row, median, said, seconds
 from bench.world import GROUPS, QUEUES, TOPICS, World, world
-from rocketmq_server import RocketMQ as Server
 from rocketmq_grpc import PythonPeer
 from rocketmq_java import JavaPeer
+from rocketmq_server import RocketMQ as Server
 
 LOOKED_AT, WIDE = 10, 100
 """Topics, and queues of each."""

@@ -27,8 +27,8 @@ from backstop.records import Counts
 from backstop.resend.work import run_duty as resend
 from backstop.runs.run import Run
 from backstop.sweep.run_once import run_duty as sweep
-from rocketmq_server import RocketMQ
 from rocketmq_java import JavaPeer
+from rocketmq_server import RocketMQ
 from system import build_template, settings_dict
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "java"

@@ -25,9 +25,9 @@ from backstop.local.postgres import Postgres
 from backstop.records import GROUPS_HEADER, ID_HEADER, Position
 from backstop.runs.control import connect
 from backstop.runs.run import open_run
-from rocketmq_server import RocketMQ as Server
 from rocketmq_java import JavaPeer
 from rocketmq_letters_world import World, put, until, world_of
+from rocketmq_server import RocketMQ as Server
 from system import build_template
 
 CHILD = Path(__file__).parents[1] / "chaos" / "drain_killed_child.py"

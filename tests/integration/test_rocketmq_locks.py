@@ -17,9 +17,9 @@ from backstop.health.watch import run_once
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 from backstop.records import Message, Outcome
-from rocketmq_server import RocketMQ
 from rocketmq_java import JavaPeer
 from rocketmq_look_world import World
+from rocketmq_server import RocketMQ
 from system import System, build_template, settings_dict, system
 
 

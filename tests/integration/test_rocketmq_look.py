@@ -15,9 +15,9 @@ import pytest
 from backstop.brokers.rocketmq.epoch import EPOCH
 from backstop.errors import BrokerUnavailable
 from backstop.verdicts.settle import present_epoch
-from rocketmq_server import RETENTION_AT_ONCE, RocketMQ
 from rocketmq_java import JavaPeer
 from rocketmq_look_world import WAIT, World
+from rocketmq_server import RETENTION_AT_ONCE, RocketMQ
 
 MILLISECOND = timedelta(milliseconds=1)
 
@@ -151,6 +151,21 @@ def test_a_delayed_message_is_in_its_topic_only_when_it_is_due_and_is_no_retry(w
     assert [(q.first_offset, q.next_offset) for q in world.look.queues(topic)] == [(0, 0)]
     assert world.retries.pending(topic, f"g-{topic}") == 0
     world.until(lambda: world.look.queues(topic)[0].next_offset == 1)
+
+
+def test_nothing_counts_as_passed_after_a_delayed_message_is_due_and_not_delivered(world: World) -> None:
+    topic, before = world.made(1), now()
+    world.send(topic, 1, level=10)
+    # To the hasty one it was due when it was stored.
+    [told] = world.look.progress(topic, f"g-{topic}")
+    assert told.passed_until >= now() - timedelta(seconds=5)
+    other = world.made(1)
+    late = world.hasty.progress(topic, f"g-{topic}")[0].passed_until
+    assert before - MILLISECOND <= late <= now()
+    world.send(other, 1)
+    assert world.hasty.progress(topic, f"g-{topic}")[0].passed_until == late, "it stays there until it is delivered"
+    assert world.hasty.passed_until(topic, {0: 0}) == {0: late}
+    assert world.hasty.progress(other, f"g-{other}")[0].passed_until > late, "it is of one topic"
 
 
 def test_a_group_that_pops_is_passed_at_receipt_and_what_it_fails_waits_in_its_retry_topic(world: World, java: JavaPeer) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_server import RocketMQ
 from rocketmq_grpc import PythonPeer
 from rocketmq_java import JavaPeer
+from rocketmq_server import RocketMQ
 
 
 @pytest.fixture(scope="module")

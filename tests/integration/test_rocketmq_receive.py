@@ -23,9 +23,9 @@ from backstop.brokers.rocketmq.adapter import RocketMQ
 from backstop.brokers.rocketmq.receive import RocketMQSubscription
 from backstop.errors import BrokerUnavailable, ContractBroken
 from backstop.records import Message, Outcome
+from rocketmq_java import JavaPeer
 from rocketmq_server import RETENTION_AT_ONCE
 from rocketmq_server import RocketMQ as Server
-from rocketmq_java import JavaPeer
 
 NOTHING = timedelta(0)
 SHORT = timedelta(milliseconds=100)
@@ -440,6 +440,35 @@ class TestWaiting:
                 subscription.fetch(1, timedelta(seconds=60))
         finally:
             own.wake()
+
+
+def test_a_place_beyond_the_queue_s_end_is_corrected_at_once_and_nothing_is_skipped(world: Callable[[int], World]) -> None:
+    its = world(1)
+    its.publish(3)
+    # As after a loss of the log's end: the group had committed what is not there any more.
+    its.server.ask(15, {"consumerGroup": its.group, "topic": its.topic, "queueId": 0, "commitOffset": 50})
+    with its.subscribe() as consumer:
+        assert consumer.fetch(10, SHORT) == []
+        assert its.committed() == {0: 3}, "the broker knows where the group goes on"
+        wanted = its.publish(3, start=3)
+        received = get(consumer, 3)
+        assert ids(received) == wanted
+        consumer._share._rebalance_at = 0.0  # as every 20 s
+        assert consumer.fetch(10, SHORT) == []
+        consumer.acknowledge(received)
+        assert its.committed() == {0: 6}
+
+
+def test_a_message_in_the_topic_is_of_that_topic_whatever_its_properties_say(world: Callable[[int], World]) -> None:
+    its = world(1)
+    properties = "backstop-message-id\x01m-0\x02RETRY_TOPIC\x01another\x02"
+    its.server.ask(310, {
+        "a": "tests", "b": its.topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": properties, "j": 0, "k": False,
+        "m": False,
+    }, b"x")  # fmt: skip
+    with its.subscribe() as consumer:
+        [one] = get(consumer, 1)
+        assert (one.message.topic, one.message.message_id) == (its.topic, "m-0")
 
 
 def test_the_thread_beside_a_consumer_ends_with_it(world: Callable[[int], World]) -> None:

@@ -13,9 +13,9 @@ import pytest
 import rocketmq_admin
 from backstop.local.fetch_rocketmq import HOME, installed, locked
 from backstop.local.ports import LOOPBACK
-from rocketmq_server import LOSES_WHEN_KILLED, RocketMQ
 from rocketmq_admin import Refused
 from rocketmq_java import JavaPeer
+from rocketmq_server import LOSES_WHEN_KILLED, RocketMQ
 
 _numbers = count()
 

@@ -22,8 +22,8 @@ from backstop.brokers.rocketmq.session import Lost, NotSent, Session
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.errors import BrokerUnavailable
 from backstop.records import Message
-from rocketmq_server import RocketMQ
 from rocketmq_java import JavaPeer
+from rocketmq_server import RocketMQ
 from rocketmq_tls import write_certificates
 
 LONG = 30.0
@@ -95,7 +95,7 @@ def test_what_was_sent_is_read_back_by_a_login_over_either_connection(server: Ro
     for one, answer in zip(sent, answers, strict=True):
         assert isinstance(answer, Command) and answer.code == Said.SUCCESS, str(answer)
         found = stored[answer.number("queueId"), answer.number("queueOffset")]
-        assert (found.content, found.store_host) == (one.encode() + b"x" * 100, server.address)
+        assert (found.unpack()[0], found.store_host) == (one.encode() + b"x" * 100, server.address)
         assert answer.ext["msgId"] == found.store_id
 
 

@@ -32,7 +32,7 @@ def queues(number: int) -> list[MessageQueue]:
 
 
 def stored(offset: int) -> Stored:
-    return Stored("t", 0, offset, offset * 100, "h:1", "", NOW, NOW, 0, 0, 0, b"four", b"four")
+    return Stored("t", 0, offset, offset * 100, "h:1", "", NOW, NOW, 0, 0, 0, b"four")
 
 
 def as_java(all_queues: list[MessageQueue], members: list[str], me: str) -> list[MessageQueue]:
@@ -130,7 +130,7 @@ def test_what_was_in_hand_before_a_move_is_nobodys_and_its_name_is_not_used_agai
     hand.pulled([stored(0), stored(1)], 2)
     [held] = hand.take(1)
     life, hand.pulling = hand.life, 17
-    hand.move(0)
+    hand.move(0, committed=None)
     assert hand.pulling is None, "the answer to a pull from before would skip what lies between"
     assert (hand.lowest, hand.size, hand.fresh, hand.has(held)) == (0, 0, 0, False)
     assert hand.life != life

@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from backstop.brokers.rocketmq.address import Address
+from backstop.brokers.rocketmq.clock import Clock
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.frames import ANSWER, Command, Reader, Request, encode
 from backstop.brokers.rocketmq.hold_against import (
@@ -28,6 +29,7 @@ from backstop.brokers.rocketmq.measure_durability import Surveyor
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.publish import Publisher
 from backstop.brokers.rocketmq.route import Routes
+from backstop.brokers.rocketmq.schedule import Schedule
 from backstop.brokers.rocketmq_delay_levels import DELAY_LEVELS
 from backstop.records import Message, Outcome
 
@@ -52,8 +54,9 @@ class Broker:
         self.pool = Pool(Address.parse(f"rocketmq://{self.to}"), connect_timeout=2.0)
 
     def publisher(self, seconds: float = 5.0) -> Publisher:
-        routes = Routes(self.pool, brokers=None, answer_timeout=5.0)
-        return Publisher(self.pool, routes, Looker(self.pool, routes, seconds=5.0), send_timeout=seconds, max_bytes=1000)
+        routes, clock = Routes(self.pool, brokers=None, answer_timeout=5.0), Clock(self.pool)
+        looker = Looker(self.pool, routes, clock, Schedule(self.pool, clock, []), seconds=5.0)
+        return Publisher(self.pool, routes, looker, send_timeout=seconds, max_bytes=1000)
 
     def _accept(self) -> None:
         while True:
@@ -124,8 +127,8 @@ def send(broker: Broker, number: int = 1, seconds: float = 5.0) -> list[tuple[Ou
         (Said.GO_AWAY, "please go away", Outcome.REFUSED, False),
         (Said.MESSAGE_ILLEGAL, "too large", Outcome.REFUSED, True),
         (Said.TOPIC_NOT_EXIST, "none", Outcome.REFUSED, True),
-        (Said.SYSTEM_ERROR, "[PC_SYNCHRONIZED]broker busy, start flow control for a while", Outcome.REFUSED, False),
-        (Said.SYSTEM_ERROR, "in-sync replicas not enough", Outcome.REFUSED, False),
+        (Said.SYSTEM_ERROR, "[PC_SYNCHRONIZED]broker busy, start flow control for a while", Outcome.UNKNOWN, False),
+        (Said.SYSTEM_ERROR, "in-sync replicas not enough", Outcome.UNKNOWN, False),
         (Said.SYSTEM_ERROR, "create mapped file failed, server is busy or broken.", Outcome.REFUSED, False),
         (Said.SYSTEM_ERROR, "[Broker] broker unable to service, until 2026-01-01", Outcome.UNKNOWN, False),
         (Said.SYSTEM_ERROR, "UNKNOWN_ERROR", Outcome.UNKNOWN, False),
@@ -166,6 +169,23 @@ def test_a_piece_with_one_illegal_message_is_sent_one_by_one(broker: Broker, how
 
     broker.say = say
     assert send(broker, 4) == [(Outcome.SENT, False)] * 2 + [(Outcome.REFUSED, True)] + [(Outcome.SENT, False)]
+
+
+def test_what_a_busy_broker_put_off_does_not_come_behind_a_later_message_of_its_key(broker: Broker) -> None:
+    first = True
+
+    def busy_once(command: Command) -> tuple[int, str | None]:
+        nonlocal first
+        told, first = first, False
+        return (Said.SYSTEM_BUSY, "busy") if told else (Said.SUCCESS, None)
+
+    broker.say = busy_once
+    keyed = [Message("t", f"m-{i}", b"x", partition_key="k") for i in range(20)]  # more than one piece
+    outcomes = [receipt.outcome for receipt in broker.publisher().publish(keyed, None)]
+    refused = outcomes.index(Outcome.SENT)
+    assert refused > 0 and outcomes == [Outcome.REFUSED] * refused + [Outcome.SENT] * (20 - refused)
+    first = True
+    assert {one for one, _ in send(broker, 20)} == {Outcome.SENT}, "without keys there is no order to keep"
 
 
 def test_silence_is_unknown_at_the_end_of_the_time(broker: Broker) -> None:
@@ -280,10 +300,10 @@ def test_the_settings_name_the_tags_that_consumers_subscribe_to(
 
 
 def test_a_group_that_pops_does_not_acknowledge_what_it_commits() -> None:
-    popping = Consumers(1, {"CONSUME_POP"}, {"t": ["*"]})
+    popping = Consumers(1, {"t": ["*"]}, ["there is a topic %RETRY%g+t"])
     assert not hold_progress("g", popping, True).good
     assert hold_progress("g", popping, False).good
-    assert hold_progress("g", Consumers(2, {"CONSUME_PASSIVELY"}, {"t": ["*"]}), True).good
+    assert hold_progress("g", Consumers(2, {"t": ["*"]}), True).good
 
 
 @pytest.mark.parametrize(

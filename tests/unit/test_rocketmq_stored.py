@@ -32,16 +32,16 @@ BY_HAND = bytes.fromhex(
 
 def packed(
     body: bytes = b"hello", *, topic: bytes = b"orders", properties: bytes = b"", sys_flag: int = 0, crc: int | None = None,
-    second: bool = False, magic: int | None = None, offset: int = 5,
+    second: bool = False, magic: int | None = None, offset: int = 5, born: int = 1_700_000_000_000,
 ) -> bytes:  # fmt: skip
     """One message, written by the description of the format."""
-    born = bytes([10, 0, 0, 1]) if not sys_flag & 16 else bytes(15) + b"\x01"
+    birthplace = bytes([10, 0, 0, 1]) if not sys_flag & 16 else bytes(15) + b"\x01"
     host = bytes([127, 0, 0, 1]) if not sys_flag & 32 else bytes(15) + b"\x01"
     rest = (
         struct.pack(">I", (0xDAA320AB if second else 0xDAA320A7) if magic is None else magic)
         + struct.pack(">I", (zlib.crc32(body) & 0x7FFFFFFF) if crc is None else crc)
-        + struct.pack(">iiqqiq", 3, 0, offset, 512, sys_flag, 1_700_000_000_000)
-        + born + struct.pack(">i", 8080) + struct.pack(">q", 1_700_000_001_000) + host + struct.pack(">i", 10911)
+        + struct.pack(">iiqqiq", 3, 0, offset, 512, sys_flag, born)
+        + birthplace + struct.pack(">i", 8080) + struct.pack(">q", 1_700_000_001_000) + host + struct.pack(">i", 10911)
         + struct.pack(">iq", 2, 0) + struct.pack(">i", len(body)) + body
         + (struct.pack(">h", len(topic)) if second else bytes([len(topic)])) + topic
         + struct.pack(">h", len(properties)) + properties
@@ -54,11 +54,16 @@ def one(data: bytes) -> Stored:
     return found
 
 
+@pytest.mark.parametrize("born", [-1, 2**63 - 1, 1_700_000_000_000_000_000])
+def test_a_time_of_birth_that_is_none_does_not_make_a_message_unreadable(born: int) -> None:
+    assert (one(packed(born=born)).born_at, one(packed(born=born)).unpack()) == (START, (b"hello", None))
+
+
 def test_a_message_written_by_hand_is_read() -> None:
     assert one(BY_HAND) == Stored(
         "ab", 3, 5, 512, "127.0.0.1:10911", "7F00000100002A9F0000000000000200",
         START + timedelta(milliseconds=1_700_000_000_000), START + timedelta(milliseconds=1_700_000_001_000),
-        2, 0, 0, b"hello", b"hello", None, {"a": "b"},
+        2, 0, 0, b"hello", zlib.crc32(b"hello") & 0x7FFFFFFF, {"a": "b"},
     )  # fmt: skip
 
 
@@ -67,7 +72,7 @@ def test_a_message_written_by_hand_is_read() -> None:
 def test_both_versions_and_both_kinds_of_hosts_are_read(sys_flag: int, second: bool) -> None:
     topic = b"t" * (200 if second else 127)
     found = one(packed(topic=topic, sys_flag=sys_flag, second=second, properties=b"a\x01b\x02c\x01\xc3\xbc\x02"))
-    assert (found.topic, found.content, found.properties) == (topic.decode(), b"hello", {"a": "b", "c": "ü"})
+    assert (found.topic, found.unpack()[0], found.properties) == (topic.decode(), b"hello", {"a": "b", "c": "ü"})
     host = "[::1]:10911" if sys_flag & 32 else "127.0.0.1:10911"
     assert found.store_host == host
     assert read_store_id(found.store_id) == (host, 512)
@@ -78,7 +83,7 @@ def test_both_versions_and_both_kinds_of_hosts_are_read(sys_flag: int, second: b
 def test_messages_of_one_answer_are_told_apart_and_any_cut_is_told(messages: list[tuple[bytes, bool]], cut: int) -> None:
     parts = [packed(body, second=second, offset=at) for at, (body, second) in enumerate(messages)]
     data = b"".join(parts)
-    assert [(m.offset, m.content) for m in read_stored(data)] == [(at, body) for at, (body, _) in enumerate(messages)]
+    assert [(m.offset, m.unpack()[0]) for m in read_stored(data)] == [(at, body) for at, (body, _) in enumerate(messages)]
     ends = {sum(map(len, parts[:n])) for n in range(len(parts) + 1)}
     if (cut := min(cut, len(data))) not in ends:
         with pytest.raises(Malformed):
@@ -105,9 +110,10 @@ def test_what_is_no_message_ends_the_trust_in_the_answer(data: bytes) -> None:
 
 def test_a_wrong_checksum_leaves_no_content_and_says_so() -> None:
     found = one(packed(crc=7))
-    assert (found.content, found.body) == (None, b"hello")
-    assert found.unreadable and "checksum" in found.unreadable
-    assert one(packed(b"", crc=7)).content == b"", "of nothing there is no checksum"
+    content, unreadable = found.unpack()
+    assert (content, found.body) == (None, b"hello")
+    assert unreadable and "checksum" in unreadable
+    assert one(packed(b"", crc=7)).unpack()[0] == b"", "of nothing there is no checksum"
 
 
 def arrow(content: bytes, codec: str) -> bytes:
@@ -128,7 +134,7 @@ COMPRESSED = {
 def test_compressed_content_is_unpacked(kind: str) -> None:
     sys_flag, body = COMPRESSED[kind]
     found = one(packed(body, sys_flag=sys_flag))
-    assert (found.content, found.unreadable, found.body) == (CONTENT, None, body)
+    assert (*found.unpack(), found.body) == (CONTENT, None, body)
 
 
 CUTS = [0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.9999]
@@ -143,7 +149,8 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
 def test_compressed_content_that_is_broken_is_none(kind: str, how: str) -> None:
     sys_flag, body = COMPRESSED[kind]
     found = one(packed(BROKEN[how](body), sys_flag=sys_flag))
-    assert found.content is None and found.unreadable
+    content, unreadable = found.unpack()
+    assert content is None and unreadable
 
 
 @pytest.mark.parametrize("kind", [k for k in COMPRESSED if k != "zlib of old clients"])
@@ -151,9 +158,10 @@ def test_of_a_bomb_no_more_is_unpacked_than_a_message_can_hold(kind: str, monkey
     monkeypatch.setattr(unpack, "MAX_CONTENT", len(CONTENT) - 1)
     sys_flag, body = COMPRESSED[kind]
     found = one(packed(body, sys_flag=sys_flag))
-    assert found.content is None and found.unreadable and "larger" in found.unreadable
+    content, unreadable = found.unpack()
+    assert content is None and unreadable and "larger" in unreadable
     monkeypatch.setattr(unpack, "MAX_CONTENT", len(CONTENT))
-    assert one(packed(body, sys_flag=sys_flag)).content == CONTENT
+    assert one(packed(body, sys_flag=sys_flag)).unpack()[0] == CONTENT
 
 
 @pytest.mark.parametrize("kind", ["lz4", "zstd"])
@@ -164,13 +172,15 @@ def test_without_a_library_the_content_is_none_and_its_name_is_told(kind: str, m
     monkeypatch.setattr(importlib, "import_module", import_nothing)
     sys_flag, body = COMPRESSED[kind]
     found = one(packed(body, sys_flag=sys_flag))
-    assert found.content is None and found.unreadable and "installed" in found.unreadable
+    content, unreadable = found.unpack()
+    assert content is None and unreadable and "installed" in unreadable
 
 
 def test_a_way_of_packing_or_a_batch_that_nobody_knows_leaves_no_content() -> None:
     for sys_flag in (1 | 5 << 8, 1 << 7):
         found = one(packed(zlib.compress(b"x"), sys_flag=sys_flag))
-        assert found.content is None and found.unreadable
+        content, unreadable = found.unpack()
+        assert content is None and unreadable
 
 
 @pytest.mark.parametrize(("text", "properties"), [

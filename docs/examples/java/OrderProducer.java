@@ -116,6 +116,7 @@ public final class OrderProducer {
     private Map<String, Object> publish(Connection database, String topic, String id, byte[] content) throws SQLException {
         String outcome = "unknown", error = null;
         SendResult sent = null;
+        boolean placed = false;
         try {
             Message message = new Message(topic, content);
             message.putUserProperty("backstop-message-id", id);
@@ -125,6 +126,7 @@ public final class OrderProducer {
                 message.setKeys(id); // the broker's index
             }
             sent = producer.send(message, (queues, any, argument) -> queueOf(queues, id), null);
+            placed = Queues.tellPlace(message);
             outcome = "sent"; // also when it was not flushed, or no replica has it, in time: it is stored
         } catch (MQBrokerException refused) {
             outcome = CERTAINLY_NOT.contains(refused.getResponseCode()) ? "refused" : "unknown";
@@ -139,10 +141,10 @@ public final class OrderProducer {
         how.put("outcome", outcome);
         how.put("outcomes", ContractSql.one(database, "text", outcome));
         how.put("errors", ContractSql.one(database, "text", error));
-        how.put("queue_ids", ContractSql.one(database, "integer", sent == null ? null
+        how.put("queue_ids", ContractSql.one(database, "integer", !placed ? null
             : Queues.number(sent.getMessageQueue().getBrokerName(), sent.getMessageQueue().getQueueId())));
-        how.put("queue_epochs", ContractSql.one(database, "text", sent == null ? null : Queues.EPOCH));
-        how.put("queue_offsets", ContractSql.one(database, "bigint", sent == null ? null : sent.getQueueOffset()));
+        how.put("queue_epochs", ContractSql.one(database, "text", !placed ? null : Queues.EPOCH));
+        how.put("queue_offsets", ContractSql.one(database, "bigint", !placed ? null : sent.getQueueOffset()));
         how.put("broker_message_ids", ContractSql.one(database, "text", sent == null ? null : sent.getMsgId()));
         return how;
     }

@@ -94,4 +94,9 @@ INSERT INTO progress_history (consumer_group, broker, topic, queue_id, epoch, ne
 VALUES (%(group)s, %(broker)s, %(topic)s, %(queue_id)s, %(epoch)s, %(next_offset)s, %(passed_until)s, %(retry_pending)s, %(recorded_at)s, %(run_id)s);
 
 -- name: forget_history: what no settled progress can need any more
-DELETE FROM progress_history WHERE consumer_group = %(group)s AND topic = %(topic)s AND recorded_at < %(before)s;
+DELETE FROM progress_history WHERE consumer_group = %(group)s AND topic = %(topic)s AND recorded_at < %(before)s
+    -- While messages wait in the group's retry queue, settled progress rests on when that was last empty.
+    AND recorded_at IS DISTINCT FROM (
+        SELECT max(e.recorded_at) FROM progress_history e
+        WHERE e.consumer_group = %(group)s AND e.topic = %(topic)s AND e.retry_pending = 0
+    );

@@ -19,6 +19,7 @@ from backstop.brokers.protocol import (
     Receipt,
 )
 from backstop.brokers.rocketmq.address import Address
+from backstop.brokers.rocketmq.clock import Clock
 from backstop.brokers.rocketmq.create import Creator
 from backstop.brokers.rocketmq.drain import DRAIN_GROUP, Drain, RocketMQLetters
 from backstop.brokers.rocketmq.hold_against import WantedTopic
@@ -30,6 +31,7 @@ from backstop.brokers.rocketmq.publish import Publisher
 from backstop.brokers.rocketmq.receive import RocketMQSubscription
 from backstop.brokers.rocketmq.retries import Retries
 from backstop.brokers.rocketmq.route import Routes
+from backstop.brokers.rocketmq.schedule import Schedule
 from backstop.brokers.rocketmq_delay_levels import DELAY_LEVELS, DELIVERIES, parse_levels
 from backstop.errors import ConfigurationError
 from backstop.records import Message
@@ -84,8 +86,10 @@ class RocketMQ:
         self._seconds = seconds = answer_timeout.total_seconds()
         self._pool = Pool(Address.parse(url), connect_timeout=connect_timeout.total_seconds())
         self._routes = Routes(self._pool, brokers=names, answer_timeout=seconds)
-        self._looker = Looker(self._pool, self._routes, seconds=seconds)
-        self._retries = Retries(self._pool, self._looker, seconds=seconds)
+        clock = Clock(self._pool)
+        schedule = Schedule(self._pool, clock, self._levels)
+        self._looker = Looker(self._pool, self._routes, clock, schedule, seconds=seconds)
+        self._retries = Retries(self._pool, self._looker, schedule, seconds=seconds)
         self._drain = Drain(self._pool, self._routes, seconds=seconds, drain_group=drain_group, pull_batch=pull_batch)
         self._publisher = Publisher(
             self._pool, self._routes, self._looker, send_timeout=send_timeout.total_seconds(), max_bytes=max_message_bytes

@@ -37,10 +37,15 @@ class Runtime:
     second: int
     """Its time, rounded down to a whole second since it booted; milliseconds since 1970, as all times here."""
     log_end: int
+    """Bytes ever stored."""
     behind: int
     """Bytes that are stored and not in the queues yet."""
     unflushed: int
     """Bytes that are not on disk yet, at most."""
+    timer_behind: int
+    """How late messages with a time of their own are delivered, in whole seconds."""
+    timer_unread: int
+    """Such messages of which it does not know yet when they are due."""
 
 
 class Clock:
@@ -65,15 +70,14 @@ class Clock:
             for place, name in enumerate(masters)
         }
 
-    def read_settled(self, masters: Mapping[str, str], deadline: float) -> dict[str, int]:
-        """The same times, but each so that everything that was stored before it can be seen in the queues from now on.
+    def settle(self, masters: Mapping[str, str], deadline: float) -> None:
+        """Waits until everything that was stored before this can be seen in the queues.
 
-        A message is stored in the log first and comes into its queue a moment later. What is in the log when the time has been
+        A message is stored in the log first and comes into its queue a moment later: what is in the log when a time has been
         read must have come into the queues before their ends are asked for.
         """
-        times = self.read(masters, deadline)
         ends: dict[str, int] = {}
-        waits = dict(masters)
+        waits, pause = dict(masters), 0.001
         while waits:
             doing = "looking whether its queues hold all that it stored"
             requests = [(address, Request(Ask.GET_BROKER_RUNTIME_INFO)) for address in waits.values()]
@@ -86,14 +90,16 @@ class Clock:
                     del waits[name]
             if waits and time.monotonic() >= deadline:
                 raise unavailable(doing, f"{', '.join(waits)} did not catch up in time")
-        return times
+            if waits:
+                time.sleep(pause)  # it tells nobody when it has caught up: it is asked, ever more seldom
+                pause = min(2 * pause, 0.1)
 
-    def lives(self, masters: Mapping[str, str], deadline: float) -> dict[str, int]:
-        """broker name -> since when it runs: another number is another life of it."""
-        doing = "reading since when it runs"
+    def runtimes(self, masters: Mapping[str, str], deadline: float) -> dict[str, Runtime]:
+        """broker name -> what it tells of itself."""
+        doing = "reading its runtime information"
         asked = [(at, Request(Ask.GET_BROKER_RUNTIME_INFO)) for at in masters.values()]
         answers = require_answers(self._pool, asked, deadline, doing)
-        return {name: _runtime(answer, doing).booted for name, answer in zip(masters, answers, strict=True)}
+        return {name: _runtime(answer, doing) for name, answer in zip(masters, answers, strict=True)}
 
     def _shows_flushed(self, address: str, seen: Runtime, deadline: float) -> bool:
         """Whether only what is on disk comes into the queues; asked once in a broker's life."""
@@ -137,7 +143,8 @@ def _runtime(answer: Answer, doing: str) -> Runtime:
         return Runtime(
             booted, booted + (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000,
             int(table["commitLogMaxOffset"]), max(0, int(table["dispatchBehindBytes"])),
-            _bytes(table["remainHowManyDataToFlush"]),
+            _bytes(table["remainHowManyDataToFlush"]), int(table.get("timerReadBehind", 0)),
+            max(0, int(table.get("timerOffsetBehind", 0))),
         )  # fmt: skip
     except (Malformed, KeyError, TypeError, ValueError) as error:
         raise unavailable(doing, f"an answer that cannot be read: {type(error).__name__}: {error}") from error

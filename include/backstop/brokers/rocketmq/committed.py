@@ -8,6 +8,7 @@ from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.in_hand import InHand
 from backstop.brokers.rocketmq.members import MessageQueue
+from backstop.brokers.rocketmq.questions import ask_committed
 from backstop.brokers.rocketmq.unavailable import unavailable
 
 AskAll = Callable[[Sequence[tuple[str, Request]], str], list[Answer]]
@@ -26,17 +27,12 @@ def commit(ask: AskAll, group: str, hands: Sequence[InHand]) -> None:
     for (hand, lowest), answer in zip(moved, ask(requests, "acknowledging"), strict=True):
         if answer.code != Said.SUCCESS:
             raise unavailable("acknowledging", f"{hand.queue.broker} says {answer.said()}")
-        hand.committed = lowest
+        hand.committed, hand.moved = lowest, False
 
 
 def committed(ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str) -> list[int | None]:
     """What the broker has for each queue; null: the group never committed there. Raises BrokerUnavailable."""
-    requests = [
-        (queue.broker, Request(Ask.QUERY_CONSUMER_OFFSET, {
-            "consumerGroup": group, "topic": queue.topic, "queueId": queue.number, "setZeroIfNotFound": False,
-        }))
-        for queue in queues
-    ]  # fmt: skip
+    requests = [(queue.broker, ask_committed(group, queue.topic, queue.number)) for queue in queues]
     return [None if one.code == Said.QUERY_NOT_FOUND else _offset(one, doing) for one in ask(requests, doing)]
 
 

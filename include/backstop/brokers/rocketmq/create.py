@@ -7,10 +7,11 @@ import time
 from typing import Literal
 
 from backstop.brokers.rocketmq.codes import Ask, Said
-from backstop.brokers.rocketmq.frames import Field, Malformed, Request
+from backstop.brokers.rocketmq.frames import Malformed, Request
 from backstop.brokers.rocketmq.group_configs import group_configs
 from backstop.brokers.rocketmq.names import encode_group, encode_topic
 from backstop.brokers.rocketmq.pool import Pool
+from backstop.brokers.rocketmq.questions import ask_committed
 from backstop.brokers.rocketmq.require_answers import require_answers
 from backstop.brokers.rocketmq.route import NoSuchTopic, Routes
 from backstop.brokers.rocketmq.unavailable import unavailable
@@ -66,10 +67,8 @@ class Creator:
         begins = Ask.GET_MIN_OFFSET if at == "start" else Ask.GET_MAX_OFFSET
         requests = []
         for queue, master in queues:
-            where: dict[str, Field] = {"topic": to, "queueId": queue.queue_id}
-            committed: dict[str, Field] = {"consumerGroup": name, **where, "setZeroIfNotFound": False}
-            requests.append((master, Request(Ask.QUERY_CONSUMER_OFFSET, committed)))
-            requests.append((master, Request(begins, where)))
+            requests.append((master, ask_committed(name, to, queue.queue_id)))
+            requests.append((master, Request(begins, {"topic": to, "queueId": queue.queue_id})))
         answers = require_answers(self._pool, requests, self._by(), doing, also=(Said.QUERY_NOT_FOUND,))
         try:
             commits = [

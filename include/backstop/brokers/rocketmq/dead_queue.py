@@ -18,19 +18,17 @@ from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.exchange import only_answers
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.pool import Pool
+from backstop.brokers.rocketmq.questions import NOTHING_THERE, ask_committed, pull
 from backstop.brokers.rocketmq.route import NoSuchTopic, Routes
 from backstop.brokers.rocketmq.session import Lost, NotSent
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.brokers.rocketmq.unavailable import unavailable
 
-READER = "TOOLS_CONSUMER"
-"""A group that every broker has: reading needs no group of ours, only committing does."""
 MARKS = 1_000_000
 """The mark of queue n is committed as the offset of queue n + this."""
 PULLS_AT_ONCE = 16
 ROUND_BYTES = 8 * 1024 * 1024
 WAIT_MILLISECONDS = 1_000
-_SUSPEND, _SUBSCRIPTION = 2, 4
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -116,8 +114,7 @@ class DeadQueues:
         deadline = time.monotonic() + self.seconds
         doing = f"acknowledging dead letters in {queue.topic}"
         try:
-            present = self._committed(queue, queue.queue_id, deadline)
-            if present is not None and offset <= present <= queue.end:
+            if offset <= self._from_where_the_drain_is(queue, deadline).start:
                 return
             if not self._commit(queue, offset, stored_at, deadline):
                 self._make_group(queue, deadline)
@@ -155,9 +152,7 @@ class DeadQueues:
         return DeadQueue(queue.topic, queue.broker, queue.master, queue.queue_id, committed, queue.end)
 
     def _committed(self, queue: DeadQueue, queue_id: int, deadline: float) -> int | None:
-        answer = self._pool.ask(queue.master, Request(Ask.QUERY_CONSUMER_OFFSET, {
-            "consumerGroup": self._group, "topic": queue.topic, "queueId": queue_id, "setZeroIfNotFound": False,
-        }), deadline)  # fmt: skip
+        answer = self._pool.ask(queue.master, ask_committed(self._group, queue.topic, queue_id), deadline)
         if answer.code in (Said.QUERY_NOT_FOUND, Said.GROUP_NOT_EXIST):
             return None
         return _good(answer).number("offset")
@@ -166,12 +161,8 @@ class DeadQueues:
         self, queue: DeadQueue, wanted: Sequence[tuple[int, int]], wait_milliseconds: int, deadline: float
     ) -> list[Answer]:
         requests = [
-            Request(Ask.PULL_MESSAGE, {
-                "consumerGroup": READER, "topic": queue.topic, "queueId": queue.queue_id, "queueOffset": offset,
-                "maxMsgNums": count, "sysFlag": _SUBSCRIPTION | (_SUSPEND if wait_milliseconds else 0), "commitOffset": 0,
-                "suspendTimeoutMillis": wait_milliseconds, "subscription": "*", "subVersion": 0, "expressionType": "TAG",
-            }) for offset, count in wanted
-        ]  # fmt: skip
+            pull(queue.topic, queue.queue_id, offset, count, wait_milliseconds=wait_milliseconds) for offset, count in wanted
+        ]
         return only_answers(self._pool.ask_many(queue.master, requests, deadline))
 
     def _commit(self, queue: DeadQueue, offset: int, stored_at: datetime, deadline: float) -> bool:
@@ -216,7 +207,7 @@ def _in_a_row(answers: Sequence[Answer], offsets: Sequence[int], at: int) -> tup
                 if one.offset >= at:
                     found.append(one)
                     at = one.offset + 1
-        elif answer.code in (Said.PULL_NOT_FOUND, Said.PULL_RETRY_IMMEDIATELY, Said.PULL_OFFSET_MOVED):
+        elif answer.code in NOTHING_THERE:
             after = answer.number("nextBeginOffset")
             if after < offset:
                 raise Refused(f"its offsets went back from {offset} to {after} while they were read")

@@ -155,4 +155,5 @@ class RocketMQLetters:
 
 
 def _size(stored: Stored) -> int:
-    return len(stored.body if stored.content is None else stored.content)
+    content, _ = stored.unpack()
+    return len(stored.body if content is None else content)

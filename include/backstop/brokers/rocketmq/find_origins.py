@@ -79,7 +79,8 @@ class Origins:
                 }))))  # fmt: skip
         places: dict[int, set[Position | None]] = {}
         for (place, _), broker, answer in zip(asked, brokers, self._ask([one for _, one in asked], deadline), strict=True):
-            if answer.code not in (Said.SUCCESS, Said.QUERY_NOT_FOUND):
+            # A topic that this login may not read, or that is gone, tells no origin: its letter is drained all the same.
+            if answer.code not in (Said.SUCCESS, Said.QUERY_NOT_FOUND, Said.NO_PERMISSION, Said.TOPIC_NOT_EXIST):
                 raise unavailable("looking for what dead letters were", answer.said())
             originals = [one for one in _messages(answer) if _is_original(one, letters[place])]
             places.setdefault(place, set()).update(self._position(broker, one) for one in originals)

@@ -165,10 +165,12 @@ class Consumers:
     """Who is connected for a group."""
 
     number: int
-    kinds: Collection[str]
-    """How they get their messages, in RocketMQ's words: CONSUME_PASSIVELY (push), CONSUME_ACTIVELY (pull), CONSUME_POP."""
     subscriptions: Mapping[str, Collection[str]]
     """RocketMQ's topic -> what they subscribe to in it."""
+    pops: Sequence[str] = ()
+    """What shows that messages are received by POP. RocketMQ calls such a consumer CONSUME_PASSIVELY too."""
+    silent: int = 0
+    """How many do not tell how they receive."""
 
     def expressions(self, topic: str) -> list[str] | None:
         """What is subscribed to; null: nobody is connected."""
@@ -178,13 +180,31 @@ class Consumers:
 def hold_progress(group: str, consumers: Consumers, acknowledged: bool) -> Finding:
     """A group that POPs commits what it received: that is not what it acknowledged."""
     subject = f"group {group}: consumers"
-    says = f"{consumers.number} connected" + (f" ({', '.join(sorted(consumers.kinds))})" if consumers.kinds else "")
-    if acknowledged and any("POP" in kind for kind in consumers.kinds):
+    says = f"{consumers.number} connected" + (f", {consumers.silent} do not tell how they receive" if consumers.silent else "")
+    if acknowledged and consumers.pops:
         return Finding(
-            subject, False, f"{says}: what they commit is only received, and the settings call it acknowledged",
+            subject, False,
+            f"{says}; it receives by POP ({', '.join(consumers.pops)}): what it commits is only received, and the settings call "
+            "it acknowledged",
             f"Write groups.{group}.progress: received.",
         )  # fmt: skip
     return Finding(subject, True, says)
+
+
+def hold_group(group: str, configs: Mapping[str, Mapping[str, object]]) -> Finding:
+    """What the group is set to, by the master that says it."""
+    subject = f"group {group}"
+    closed = [to for to, one in configs.items() if one.get("consumeEnable") is False]
+    if closed:
+        says = f"consumeEnable is false at {', '.join(closed)}"
+        return Finding(subject, False, says, "Set consumeEnable=true, or its messages stay BACKLOGGED.")
+    nowhere = [to for to, one in configs.items() if int(str(one.get("retryQueueNums", 1))) < 1]
+    if nowhere:
+        return Finding(
+            subject, False, f"retryQueueNums is 0 at {', '.join(nowhere)}: what fails is dropped there, and called handed back",
+            "Set retryQueueNums to 1 or more.",
+        )  # fmt: skip
+    return Finding(subject, True, "it may consume")
 
 
 def hold_subscription(group: str, topic: str, expressions: Sequence[str] | None, wanted: WantedGroup) -> Finding:

@@ -38,7 +38,9 @@ class InHand:
         self.next_offset = start
         """The next to be pulled."""
         self.committed = committed
-        """What the broker has; null: nothing."""
+        """What the broker has; null: nothing, or something that is not true any more."""
+        self.moved = False
+        """It went on from another place than the broker has: to be committed before the broker's word is believed again."""
         self.pulling: int | None = None
         """Of a pull that the broker holds: the number of its request."""
         self.pulling_from = start
@@ -97,9 +99,11 @@ class InHand:
         """The broker has nothing below this any more; what was taken before stays in hand."""
         self.next_offset = offset
 
-    def move(self, offset: int) -> None:
-        """Somebody set the group's offset: what was in hand is nobody's, and it goes on from there."""
+    def move(self, offset: int, *, committed: int | None) -> None:
+        """The group's place is another one now: what was in hand is nobody's, and it goes on from there. `committed`: what the
+        broker has; null: not this, so it must be told."""
         self._held.clear()
         self._fresh.clear()
         self.bytes, self.life = 0, next(_lives)
-        self.next_offset, self.committed, self.pulling = offset, offset, None
+        self.next_offset, self.committed, self.pulling = offset, committed, None
+        self.moved = committed is None

@@ -1,7 +1,8 @@
 """Looks at topics and groups: queues, how far a group has committed, and the time at an offset; nothing is changed by it.
 
-Safe by its order: the time; then whether the queues hold all that was stored before it; then what the group committed; then the
-queues' ends; then the messages at the places where the group is. What comes in between can only make a group look farther behind.
+Safe by its order: the time; then what is due and not delivered, and whether the queues hold all that was stored before it; then
+what the group committed; then the queues' ends; then the messages at the places where the group is. What comes in between can
+only make a group look farther behind.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from backstop.brokers.protocol import GroupPosition, QueueState
-from backstop.brokers.rocketmq import fastjson
 from backstop.brokers.rocketmq.clock import Clock, as_datetime
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.epoch import EPOCH
@@ -20,16 +20,14 @@ from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.group_configs import group_configs
 from backstop.brokers.rocketmq.names import encode_group, encode_topic, queue_number
 from backstop.brokers.rocketmq.pool import Pool
+from backstop.brokers.rocketmq.questions import NOTHING_THERE, ask_committed, number, pull, read_stats
 from backstop.brokers.rocketmq.require_answers import require_answers
 from backstop.brokers.rocketmq.route import NoSuchTopic, Routes
+from backstop.brokers.rocketmq.schedule import Schedule
 from backstop.brokers.rocketmq.stored import read_stored
 from backstop.brokers.rocketmq.unavailable import unavailable
 from backstop.errors import ContractBroken
 
-READER = "TOOLS_CONSUMER"
-"""RocketMQ's own group for tools: reading as a group of ours would move what the broker shows of that group."""
-_SUBSCRIBES = 4
-"""The flag of a pull that brings its own subscription, so that no consumer needs to be there."""
 PULLS = 50
 """Messages of up to 4 MiB each are in the answers at once."""
 _STEPS = 10
@@ -47,21 +45,38 @@ class Place:
     next: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """By each broker's clock, in milliseconds since 1970: the time of the look, and up to when all that was due is delivered."""
+
+    now: Mapping[str, int]
+    delivered: Mapping[str, int]
+
+    def ahead(self, broker: str) -> timedelta:
+        """How far its clock is before that of the broker that is behind all others, by which everything is told."""
+        return timedelta(milliseconds=self.now[broker] - min(self.now.values()))
+
+    @property
+    def all_delivered(self) -> datetime:
+        return min(as_datetime(time) - self.ahead(broker) for broker, time in self.delivered.items())
+
+
 class Looker:
     """Reads for one adapter. `seconds`: the time of one look. Every method raises BrokerUnavailable rather than leave a
     queue out. Safe to share between threads."""
 
-    def __init__(self, pool: Pool, routes: Routes, *, seconds: float) -> None:
-        self._pool, self._routes, self._seconds = pool, routes, seconds
-        self._clock = Clock(pool)
+    def __init__(self, pool: Pool, routes: Routes, clock: Clock, schedule: Schedule, *, seconds: float) -> None:
+        self._pool, self._routes, self._clock, self._schedule, self._seconds = pool, routes, clock, schedule, seconds
 
     def clock(self) -> datetime:
         """The time of the master that is behind the others."""
         deadline = self._deadline()
-        doing = "reading its clock"
+        return as_datetime(min(self._clock.read(self.masters("reading its clock", deadline), deadline).values()))
+
+    def masters(self, doing: str, deadline: float) -> dict[str, str]:
+        """broker name -> its master's address: those of the settings, else all that the name servers know."""
         known = self._routes.masters(deadline=deadline)
-        masters = {name: known[name] for name in self._routes.brokers or known}
-        return as_datetime(min(self._clock.read(_there(masters, doing), deadline).values()))
+        return _there({name: known[name] for name in self._routes.brokers or known}, doing)
 
     def queues(self, topic: str) -> list[QueueState]:
         """By their numbers."""
@@ -85,7 +100,7 @@ class Looker:
             group_name = encode_group(group)
         except ContractBroken as error:
             raise unavailable(doing, error.what) from error
-        times = self._clock.read_settled(masters, deadline)
+        times = self._times(name, masters, doing, deadline)
         # By the route that was just read: a queue that came since is found below, by its master's own word.
         committed = self.committed(group_name, name, queues, doing, deadline)
         places = self.places(name, masters, doing, deadline)
@@ -104,7 +119,7 @@ class Looker:
             return {}
         deadline, doing = self._deadline(), f"looking for times in {topic!r}"
         name, masters, _ = self.find(topic, doing, deadline)
-        times = self._clock.read_settled(masters, deadline)
+        times = self._times(name, masters, doing, deadline)
         places = [place for place in self.places(name, masters, doing, deadline) if place.number in offsets]
         if len(places) < len(offsets):
             strange = sorted(set(offsets) - {place.number for place in places})
@@ -128,12 +143,7 @@ class Looker:
     ) -> dict[tuple[str, int], int]:
         """(broker, queue) -> what the group committed, by RocketMQ's names; without those for which it never did."""
         asked = list(queues)
-        requests = [
-            (address, Request(Ask.QUERY_CONSUMER_OFFSET, {
-                "consumerGroup": group, "topic": topic, "queueId": queue_id, "setZeroIfNotFound": False,
-            }))
-            for _, address, queue_id in asked
-        ]  # fmt: skip
+        requests = [(address, ask_committed(group, topic, queue_id)) for _, address, queue_id in asked]
         answers = require_answers(self._pool, requests, deadline, doing, also=(Said.QUERY_NOT_FOUND,))
         return {
             (broker, queue_id): number(answer, "offset", doing)
@@ -152,6 +162,10 @@ class Looker:
         masters = _there(route.masters, doing)
         return name, masters, [(queue.broker, masters[queue.broker], queue.queue_id) for queue in route.queues]
 
+    def _times(self, name: str, masters: Mapping[str, str], doing: str, deadline: float) -> _Times:
+        times = self._clock.read(masters, deadline)
+        return _Times(times, self._schedule.delivered_until(name, masters, times, doing, deadline))
+
     def _require_group(self, group: str, masters: Mapping[str, str], doing: str, deadline: float) -> None:
         """BrokerUnavailable when no master knows the group, or it may not be known."""
         known = group_configs(self._pool, list(masters.values()), deadline, doing)
@@ -161,15 +175,14 @@ class Looker:
             raise unavailable(doing, "there is no such group")
 
     def _passed_until(
-        self, name: str, places: Sequence[Place], offsets: Mapping[int, int], times: Mapping[str, int], doing: str,
-        deadline: float,
+        self, name: str, places: Sequence[Place], offsets: Mapping[int, int], times: _Times, doing: str, deadline: float,
     ) -> dict[int, datetime]:  # fmt: skip
         """For each place: the time of the first message at or above its offset, or the time of the look.
 
         Of several brokers it is all told by the clock of the one that is behind, which is the one that `clock` tells: a message
         on a broker whose clock is fast would else make more look passed than is.
         """
-        found = {place.number: as_datetime(min(times.values())) for place in places}
+        found = {place.number: times.all_delivered for place in places}
         behind = [(place, max(offsets[place.number], place.first)) for place in places]
         behind = [(place, offset) for place, offset in behind if offset < place.next]
         for start in range(0, len(behind), PULLS):
@@ -178,7 +191,7 @@ class Looker:
         return found
 
     def _stored_at(
-        self, name: str, wanted: Sequence[tuple[Place, int]], times: Mapping[str, int], doing: str, deadline: float
+        self, name: str, wanted: Sequence[tuple[Place, int]], times: _Times, doing: str, deadline: float
     ) -> dict[int, datetime]:
         found: dict[int, datetime] = {}
         for _ in range(_STEPS):
@@ -187,12 +200,12 @@ class Looker:
             again: list[tuple[Place, int]] = []
             for (place, offset), answer in zip(wanted, answers, strict=True):
                 if answer.code == Said.SUCCESS:
-                    ahead = times[place.broker] - min(times.values())
-                    found[place.number] = _first_stored_at(answer, doing) - timedelta(milliseconds=ahead)
+                    stored_at = _first_stored_at(answer, doing) - times.ahead(place.broker)
+                    found[place.number] = min(stored_at, times.all_delivered)
                     continue
                 following, end = number(answer, "nextBeginOffset", doing), number(answer, "maxOffset", doing)
                 if max(offset, following) >= end:
-                    found[place.number] = as_datetime(min(times.values()))
+                    found[place.number] = times.all_delivered
                 else:
                     again.append((place, max(offset, following)))  # removed meanwhile: the next one that is there
             if not again:
@@ -203,30 +216,6 @@ class Looker:
 
     def _deadline(self) -> float:
         return time.monotonic() + self._seconds
-
-
-NOTHING_THERE = (Said.PULL_NOT_FOUND, Said.PULL_RETRY_IMMEDIATELY, Said.PULL_OFFSET_MOVED)
-"""What a pull says that finds no message at its offset."""
-
-
-def pull(topic: str, queue_id: int, offset: int, limit: int) -> Request:
-    """Asks for messages from an offset on, at once, for no group of ours."""
-    return Request(Ask.PULL_MESSAGE, {
-        "consumerGroup": READER, "topic": topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": limit,
-        "sysFlag": _SUBSCRIBES, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
-        "expressionType": "TAG",
-    })  # fmt: skip
-
-
-def read_stats(answer: Answer, doing: str) -> list[tuple[int, int, int]]:
-    """(queue, first offset, next offset) of each queue that one master has."""
-    try:
-        return [
-            (int(fastjson.members(key)["queueId"]), int(row["minOffset"]), int(row["maxOffset"]))
-            for key, row in answer.json()["offsetTable"].items()
-        ]
-    except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise unavailable(doing, f"offsets that cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _first_stored_at(answer: Answer, doing: str) -> datetime:
@@ -241,11 +230,3 @@ def _there(masters: Mapping[str, str | None], doing: str) -> dict[str, str]:
     if len(found) < len(masters):
         raise unavailable(doing, f"the master of the broker {', '.join(sorted(set(masters) - set(found)))} is away")
     return found
-
-
-def number(answer: Answer, name: str, doing: str) -> int:
-    """A number of an answer's header."""
-    try:
-        return answer.number(name)
-    except Malformed as error:
-        raise unavailable(doing, str(error)) from error

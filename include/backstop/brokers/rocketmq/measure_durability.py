@@ -14,19 +14,20 @@ from backstop.brokers.rocketmq.hold_against import (
     Consumers,
     WantedTopic,
     hold_broker,
+    hold_group,
     hold_permissions,
     hold_progress,
     hold_retries,
     hold_subscription,
 )
-from backstop.brokers.rocketmq.names import encode_group, encode_topic
+from backstop.brokers.rocketmq.locks import running_infos
+from backstop.brokers.rocketmq.names import encode_group, encode_topic, pop_retry_topics
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.require_answers import require_answers
 from backstop.brokers.rocketmq.route import NoSuchTopic, Routes
 from backstop.brokers.rocketmq.unavailable import unavailable
 from backstop.errors import ConfigurationError, ContractBroken
 
-_NOT_ALLOWED = Said.NO_PERMISSION
 _NO_GROUP = (Said.SYSTEM_ERROR, Said.GROUP_NOT_EXIST, Said.QUERY_NOT_FOUND, Said.TOPIC_NOT_EXIST)
 
 
@@ -52,10 +53,10 @@ class Surveyor:
         ]  # fmt: skip
         there = {broker: master for broker, master in sorted(masters.items()) if master is not None}
         asked = [(master, Request(Ask.GET_BROKER_CONFIG)) for master in there.values()]
-        answers = require_answers(self._pool, asked, deadline, "reading its configuration", also=(_NOT_ALLOWED,))
+        answers = require_answers(self._pool, asked, deadline, "reading its configuration", also=(Said.NO_PERMISSION,))
         retention = max((self._wanted[topic].retention for topic in topics if topic in self._wanted), default=None)
         for broker, answer in zip(there, answers, strict=True):
-            if answer.code == _NOT_ALLOWED:
+            if answer.code == Said.NO_PERMISSION:
                 findings.append(_unread(f"{broker}: configuration"))
                 continue
             config = _lines(answer)
@@ -104,43 +105,47 @@ class Surveyor:
         if missing := sorted(configs.keys() - found.keys()):
             do = "Make it on every master (mqadmin updateSubGroup), then check again."
             return [Finding(subject, False, f"it is not there at {', '.join(missing)}", do)]
-        closed = [to for to, one in found.items() if one.get("consumeEnable") is False]
-        findings = [Finding(
-            subject, not closed, "it may consume" if not closed else f"consumeEnable is false at {', '.join(closed)}",
-            "" if not closed else "Set consumeEnable=true, or its messages stay BACKLOGGED.",
-        )]  # fmt: skip
+        findings = [hold_group(group, found)]
         retries = max((int(one.get("retryMaxTimes", 16)) for one in found.values()), default=None)
         policies = [self._wanted[topic].groups[group] for topic in topics]
         tightest = min(policies, key=lambda one: one.retries_at_most)
         findings.append(hold_retries(group, self._levels, retries, tightest))
-        consumers = self._consumers(name, sorted(configs), deadline)
+        consumers = self._consumers(group, name, topics, sorted(configs), deadline)
         findings.append(hold_progress(group, consumers, any(one.acknowledged for one in policies)))
         for topic, one in zip(topics, policies, strict=True):
             findings.append(hold_subscription(group, topic, consumers.expressions(encode_topic(topic)), one))
         return findings
 
-    def _consumers(self, name: str, masters: Sequence[str], deadline: float) -> Consumers:
+    def _consumers(
+        self, group: str, name: str, topics: Sequence[str], masters: Sequence[str], deadline: float
+    ) -> Consumers:
         request = Request(Ask.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": name})
         doing = f"reading who consumes as {name}"
-        also = (Said.CONSUMER_NOT_ONLINE, Said.SYSTEM_ERROR, *_NO_GROUP)
+        also = (Said.CONSUMER_NOT_ONLINE, *_NO_GROUP)
         answers = require_answers(self._pool, [(to, request) for to in masters], deadline, doing, also=also)
         clients: set[str] = set()
         subscriptions: dict[str, set[str]] = {}
-        kinds: set[str] = set()
         try:
             for answer in answers:
                 if answer.code != Said.SUCCESS:
                     continue
                 found = _object(answer, doing)
                 clients |= {str(one["clientId"]) for one in found.get("connectionSet") or ()}
-                kinds.add(str(found.get("consumeType")))
                 for topic, one in (found.get("subscriptionTable") or {}).items():
                     text = str(one.get("subString", "*"))
                     kind = str(one.get("expressionType") or "TAG")
                     subscriptions.setdefault(str(topic), set()).add(text if kind == "TAG" else f"{kind}: {text}")
         except (KeyError, TypeError, AttributeError) as error:
             raise unavailable(doing, f"an answer that cannot be read: {type(error).__name__}: {error}") from error
-        return Consumers(len(clients), kinds, subscriptions)
+        infos = running_infos(self._pool, group, {at: at for at in masters}, doing, deadline)
+        pops = ["a consumer tells so"] if any(told and told.get("mqPopTable") for told in infos.values()) else []
+        for retry in (one for topic in topics for one in pop_retry_topics(group, topic)):
+            try:
+                self._routes.route(retry, deadline=deadline)
+            except NoSuchTopic:
+                continue
+            pops.append(f"there is a topic {retry}")
+        return Consumers(len(clients), subscriptions, pops, sum(told is None for told in infos.values()))
 
 
 def _lines(answer: Answer) -> dict[str, str]:

@@ -103,16 +103,17 @@ def partition_key_of(properties: Mapping[str, str]) -> str | None:
     return exact if exact is not None else properties.get(SHARDING)
 
 
-def message_of(stored: Stored, topic: str) -> Message | None:
-    """The message of a topic (ours); null: its content cannot be read (`stored.unreadable`).
+def message_of(stored: Stored, topic: str) -> Message | str:
+    """The message of a topic (ours); a text: why its content cannot be read, as the end of a sentence.
 
     One without a readable id has an empty one, which the consumer's contract check refuses.
     """
-    if stored.content is None:
-        return None
+    content, unreadable = stored.unpack()
+    if content is None:
+        return unreadable or "it has no content"
     headers = own_headers(stored.properties)
     return Message(
-        topic, headers.get(ID_HEADER, ""), stored.content, headers, tag_of(stored.properties), partition_key_of(stored.properties)
+        topic, headers.get(ID_HEADER, ""), content, headers, tag_of(stored.properties), partition_key_of(stored.properties)
     )
 
 

@@ -18,7 +18,7 @@ from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.epoch import EPOCH
 from backstop.brokers.rocketmq.exchange import Result
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
-from backstop.brokers.rocketmq.locks import holders, why_no_retry
+from backstop.brokers.rocketmq.locks import why_no_retry
 from backstop.brokers.rocketmq.look import Looker
 from backstop.brokers.rocketmq.names import encode_topic, retry_topic
 from backstop.brokers.rocketmq.pool import Pool
@@ -43,10 +43,12 @@ _NOT_STORED = frozenset({
 })  # fmt: skip
 """Answers that a broker gives before it stores."""
 _FOR_GOOD = frozenset({Said.MESSAGE_ILLEGAL, Said.TOPIC_NOT_EXIST, Said.GROUP_NOT_EXIST})
-_NOT_STORED_REMARKS = (
-    "[PC_SYNCHRONIZED]", "in-sync replicas not enough", "create mapped file failed", "broker unable to service, until",
-)  # fmt: skip
-"""What a SYSTEM_ERROR says that is given before anything is stored; any other one tells nothing."""
+_NOT_STORED_REMARKS = ("create mapped file failed", "broker unable to service, until")
+"""What a SYSTEM_ERROR says that is given before anything is stored; any other one tells nothing.
+
+Not among them: `[PC_SYNCHRONIZED]` and `in-sync replicas not enough`, which a broker with a quorum (DLedger) also says of what
+its leader has stored and too few others took in time.
+"""
 _TOO_MUCH = re.compile(
     r"java\.lang\.RuntimeException: message (\w+ )?size exceeded, org\.apache\.rocketmq\.store\.MessageExtEncoder\."
 )
@@ -73,6 +75,8 @@ class _One:
     place: int
     properties: str
     body: bytes
+    keyed: bool
+    """Its place among those of its partition key counts."""
 
     @property
     def size(self) -> int:
@@ -125,7 +129,7 @@ class Publisher:
         deadline = time.monotonic() + self._seconds
         routes = {topic: self._route(topic, deadline) for topic in {message.topic for message in messages}}
         if group is not None:
-            routes = {topic: self._unless_in_order(topic, route, group, deadline) for topic, route in routes.items()}
+            routes = {topic: self._unless_unread(topic, route, group, deadline) for topic, route in routes.items()}
         receipts: dict[int, Receipt] = {}
         waiting: dict[tuple[str, Queue], list[_One]] = {}
         for place, message in enumerate(messages):
@@ -148,15 +152,22 @@ class Publisher:
         return [receipts[place] for place in range(len(messages))]
 
     def _send(self, pieces: Sequence[_Piece], deadline: float, receipts: dict[int, Receipt]) -> None:
-        """Sends all; what a busy broker put off is asked again, after a while, as long as there is time."""
+        """Sends all; what a busy broker put off is asked again, after a while, as long as there is time.
+
+        Not what would then come behind a later message of its key: that stays refused.
+        """
         pauses = iter(BUSY_SECONDS)
         while pieces:
             alone: list[_Piece] = []
             busy: list[_Piece] = []
             results = self._pool.ask_all([(piece.master, piece.request()) for piece in pieces], deadline)
-            for piece, result in zip(pieces, results, strict=True):
-                receipts |= _settle(piece, result)
+            settled = [_settle(piece, result) for piece, result in zip(pieces, results, strict=True)]
+            overtaken = _overtaken(pieces, settled)
+            for place, (piece, result) in enumerate(zip(pieces, results, strict=True)):
+                receipts |= settled[place]
                 code = result.code if isinstance(result, Answer) else None
+                if place in overtaken:
+                    continue
                 if len(piece.ones) > 1 and _is_too_much(result):
                     alone += piece.split()  # it said no to one of them, and stored none: each by itself then
                 elif code == Said.SYSTEM_BUSY:
@@ -180,14 +191,14 @@ class Publisher:
         except (BrokerUnavailable, ConfigurationError) as error:
             return _refused(f"Nothing was sent: the topic could not be looked for: {error.what}")
 
-    def _unless_in_order(self, topic: str, route: Route | Receipt, group: str, deadline: float) -> Route | Receipt:
-        """The route, or a refusal while the group consumes the topic in order: its broker would bury the copy."""
+    def _unless_unread(self, topic: str, route: Route | Receipt, group: str, deadline: float) -> Route | Receipt:
+        """The route, or a refusal while the group would not read the copy from its retry topic."""
         if isinstance(route, Receipt):
             return route
         try:
-            why = why_no_retry(holders(self._pool, self._looker, self._routes.brokers, topic, group, deadline))
+            why = why_no_retry(self._pool, self._looker, topic, group, deadline)
         except (BrokerUnavailable, ConfigurationError, ContractBroken) as error:
-            why = f"whether the group consumes in order could not be looked for: {error.what}"
+            why = f"whether the group would read it could not be looked for: {error.what}"
         return route if why is None else _refused(f"Nothing was sent: {why}")
 
     def _make(self, place: int, message: Message, route: Route, group: str | None) -> tuple[Queue, _One] | Receipt:
@@ -196,7 +207,8 @@ class Publisher:
             if group is not None:
                 retry_topic(group)
                 properties[RETRY_TOPIC] = route.topic  # the group's consumers take it for a message of the topic
-            one = _One(place, write_properties(properties), bytes(message.content))
+            keyed = message.partition_key is not None
+            one = _One(place, write_properties(properties), bytes(message.content), keyed)
         except (ContractBroken, UnicodeEncodeError, TypeError, AttributeError) as error:
             return _refused(f"The message cannot be written as a request: {error}", for_good=True)
         if len(one.body) > self._max_bytes:
@@ -225,6 +237,19 @@ class Publisher:
             size += one.size
         if piece:
             yield piece
+
+
+def _overtaken(pieces: Sequence[_Piece], settled: Sequence[Mapping[int, Receipt]]) -> set[int]:
+    """Places of pieces with keyed messages behind which something of the same queue is, or may be, stored."""
+    found: set[int] = set()
+    stored_behind: set[Queue] = set()
+    for place in range(len(pieces) - 1, -1, -1):
+        piece = pieces[place]
+        if piece.queue in stored_behind and any(one.keyed for one in piece.ones):
+            found.add(place)
+        if any(receipt.outcome is not Outcome.REFUSED for receipt in settled[place].values()):
+            stored_behind.add(piece.queue)
+    return found
 
 
 def _settle(piece: _Piece, result: Result) -> Mapping[int, Receipt]:

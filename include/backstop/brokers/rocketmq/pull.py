@@ -16,6 +16,7 @@ from backstop.brokers.rocketmq.in_hand import InHand
 from backstop.brokers.rocketmq.lines import Lines
 from backstop.brokers.rocketmq.names import RETRY
 from backstop.brokers.rocketmq.properties import tag_of
+from backstop.brokers.rocketmq.questions import SUBSCRIPTION, SUSPEND
 from backstop.brokers.rocketmq.share_queues import QueueShare
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.brokers.rocketmq.unavailable import unavailable
@@ -28,8 +29,6 @@ LATE_SECONDS = 5.0
 MOST_IN_HAND = 10_000
 MOST_BYTES_IN_HAND = 64 * 1024 * 1024
 """A consumer that holds more takes nothing new until something is acknowledged."""
-_SUSPEND, _SUBSCRIPTION = 2, 4
-"""Bits of a pull: hold it while there is nothing; it carries its own filter."""
 
 
 class Puller:
@@ -88,7 +87,7 @@ class Puller:
         return Request(Ask.PULL_MESSAGE, {
             "consumerGroup": self._group, "topic": hand.queue.topic, "queueId": hand.queue.number,
             "queueOffset": hand.next_offset, "maxMsgNums": number, "commitOffset": 0,
-            "sysFlag": _SUBSCRIPTION | (_SUSPEND if suspend else 0),
+            "sysFlag": SUBSCRIPTION | (SUSPEND if suspend else 0),
             "suspendTimeoutMillis": int(SUSPEND_SECONDS * 1000) if suspend else 0,
             "subscription": self._filters[hand.queue.topic], "subVersion": self._share.version, "expressionType": "TAG",
         })  # fmt: skip
@@ -127,7 +126,9 @@ class Puller:
             hand.skip_to(to)
             return
         log.warning("The group's place in %s is %d now, it was %d.", hand.queue, to, hand.next_offset)
-        hand.move(to)
+        hand.move(to, committed=None)
+        self._share.forgot = True
+        self._share.commit([hand])  # at once: the broker still has the old place, and would lead the next consumer there
 
     def _is_for(self, hand: InHand, stored: Stored) -> bool:
         """The broker compares the hashes of tags; the tag itself is for the consumer to compare."""

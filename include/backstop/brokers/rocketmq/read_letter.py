@@ -60,15 +60,16 @@ def ref_of(broker: str, group: str, stored: Stored) -> DeadLetterRef:
 def read_letter(queue: str, broker: str, group: str, stored: Stored, position: Position | None) -> DeadLetter:
     """The entry, whole. A content that cannot be unpacked is handed out as it is stored, and `invalid` says so."""
     headers = own_headers(stored.properties)
+    content, unreadable = stored.unpack()
     message_id, topic = headers.get(ID_HEADER) or None, topic_of(stored, group)
     wrong = [
         why for why in (
-            None if message_id else f"it has no property {ID_HEADER}", None if topic else "it names no topic", stored.unreadable,
+            None if message_id else f"it has no property {ID_HEADER}", None if topic else "it names no topic", unreadable,
         ) if why
     ]  # fmt: skip
     return DeadLetter(
         queue=queue, broker_id=broker_id_of(broker, stored), group=group, topic=topic, message_id=message_id,
-        content=stored.body if stored.content is None else stored.content, headers=_as_json(headers),
+        content=stored.body if content is None else content, headers=_as_json(headers),
         properties=_brokers(stored),
         # All that it tells of why: a consumer gave it up at once (1), or it came again to the limit.
         cause=f"reconsumed {stored.reconsume_times} times" if stored.reconsume_times else "",

@@ -47,6 +47,8 @@ PULSE_SECONDS = 2.0
 """How often it is seen to, while a handler works, that signs of life go out and questions are answered."""
 COMMIT_SECONDS = 5.0
 """How late a queue may tell of messages that the filter left out: nothing is acknowledged for them."""
+MOST_BYTES_AT_ONCE = 64 * 1024 * 1024
+"""Of contents that one fetch hands out, and one message more: packed ones may be large."""
 _BROKER_ID = re.compile(r"[^/@]+/\d+/\d+@(.+)#\d+", re.DOTALL)
 
 
@@ -178,42 +180,50 @@ class RocketMQSubscription:
         return found
 
     def _fresh(self, limit: int) -> list[Held]:
-        """What was pulled and not handed out, up to `limit`."""
+        """What was pulled and not handed out, up to `limit`, and fewer where they are large."""
         found: list[Held] = []
+        room = MOST_BYTES_AT_ONCE
         for hand in self._puller.in_turn():
             taken = hand.take(limit - len(found))
             try:
-                self._hand_out(taken)
+                room -= self._hand_out(taken, room)
             except BrokerUnavailable:
                 hand.put_back(taken)
                 for held in found:
                     held.hand.put_back([held])
                 raise
-            found += taken
+            found += [held for held in taken if held.received is not None]
+            hand.put_back([held for held in taken if held.received is None])
         for held in found:
             if held.received is not None:
                 self._out[held.received.broker_id] = held
         return found
 
-    def _hand_out(self, taken: Sequence[Held]) -> None:
+    def _hand_out(self, taken: Sequence[Held], room: int) -> int:
+        """Reads those that fit, the first of all in any case, and returns their bytes."""
         again = [held for held in taken if held.hand.queue.topic.startswith(RETRY)]
         letters = [
             Dead(_topic_of(held), held.hand.queue.broker, self._lines.address(held.hand.queue.broker), held.stored)
             for held in again
         ]
         positions = dict(zip(map(id, again), self._origins.find(letters), strict=True))
+        size = 0
         for held in taken:
+            if size >= room:
+                break
             queue, stored, topic = held.hand.queue, held.stored, _topic_of(held)
             position: Position | None = Position(queue_number(queue.broker, queue.number, self._brokers), stored.offset, EPOCH)
             if id(held) in positions:
                 position = positions[id(held)]
             message = message_of(stored, topic)
-            if message is None:
+            if isinstance(message, str):
                 # Without an id the consumer's contract check refuses it: it becomes a dead letter, as it was stored.
-                log.error("A message of %s cannot be read: %s", queue, stored.unreadable)
+                log.error("A message of %s cannot be read: %s", queue, message)
                 message = Message(topic, "", b"")
+            size += len(message.content)
             broker_id = f"{queue.topic}/{queue.number}/{stored.offset}@{queue.broker}#{held.hand.life}"
             held.received = Received(message, position, broker_id, stored.reconsume_times + 1)
+        return size
 
     def _send_back(self, held: Held, after: timedelta) -> bool:
         """Whether the broker has it in the retry topic, or among the dead letters, now."""
@@ -239,16 +249,18 @@ class RocketMQSubscription:
             self._share.commit(self._share.hands.values())
 
     def _follow_resets(self) -> None:
+        moved = []
         for queue, offset in self._ear.take_resets():
             hand = self._share.hands.get(queue)
             if hand is not None:
                 log.warning("The group's place in %s was set to %d.", queue, offset)
-                hand.move(offset)
-                hand.committed = None
+                hand.move(offset, committed=None)
                 self._share.forgot = True
+                moved.append(hand)
         if self._share.forgot:
             self._share.forgot = False
             self._out = {broker_id: held for broker_id, held in self._out.items() if self._has(held)}
+        self._share.commit(moved)
 
     def _held(self, received: Received) -> Held | None:
         """What it is in hand; null: not any more. BrokerUnavailable when its broker is away."""
@@ -286,8 +298,9 @@ def _keep_alive(subscription: weakref.ref[RocketMQSubscription], closed: threadi
 
 
 def _topic_of(held: Held) -> str:
-    """Ours; a message that comes again tells its own."""
-    return decode(held.stored.properties.get(RETRY_TOPIC, held.hand.queue.topic))
+    """Ours; one that comes again tells its own. In the topic itself anybody may have written that property."""
+    topic = held.hand.queue.topic
+    return decode(held.stored.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY) else topic)
 
 
 def _level(levels: Sequence[timedelta], after: timedelta) -> int:

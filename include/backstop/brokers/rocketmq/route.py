@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backstop.brokers.rocketmq.address import endpoint
@@ -104,6 +104,7 @@ class Routes:
             if answer.code != Said.SUCCESS:
                 raise unavailable(doing, answer.said())
             masters = _masters(cluster)
+            self._require_names(masters)
             if not partial:
                 self._all_there(masters, doing)
             route = replace(self._read(topic, answer), missing=tuple(self._missing(masters)))
@@ -122,6 +123,7 @@ class Routes:
             masters = _masters(cluster)
         except Malformed as error:
             raise unavailable(doing, str(error)) from error
+        self._require_names(masters)
         self._all_there(masters, doing)
         return masters
 
@@ -163,6 +165,16 @@ class Routes:
         if missing:
             raise unavailable(doing, f"the name servers do not know the broker {', '.join(missing)}")
 
+    def _require_names(self, masters: Collection[str]) -> None:
+        """Of several brokers each must be named: one that is away would be missed by nobody."""
+        if self.brokers is None and len(masters) > 1:
+            raise ConfigurationError(
+                f"There are several brokers: {', '.join(sorted(masters))}.",
+                kept="Nothing was sent, and nothing was decided.",
+                next_step="Name all brokers of the cluster in the option `brokers`, in an order that never changes: the queues "
+                "are numbered by it.",
+            )
+
     def _missing(self, masters: Mapping[str, str | None]) -> list[str]:
         return [name for name in self.brokers or () if name not in masters]
 
@@ -177,13 +189,6 @@ class Routes:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Malformed(f"a route that cannot be read: {type(error).__name__}: {error}") from error
         names = {name for name, _, _, _ in parts}
-        if self.brokers is None and len(names) > 1:
-            raise ConfigurationError(
-                f"The topic {topic} lies on several brokers: {', '.join(sorted(names))}.",
-                kept="Nothing was sent, and nothing was decided.",
-                next_step="Name all brokers of the cluster in the option `brokers`, in an order that never changes: the queues "
-                "are numbered by it.",
-            )
         if any(read > MAX_QUEUES or write > MAX_QUEUES for _, _, read, write in parts):
             raise Malformed(f"a broker with more than {MAX_QUEUES} queues of one topic")
         queues = [

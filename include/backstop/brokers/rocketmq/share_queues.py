@@ -155,14 +155,17 @@ class QueueShare:
         members = self._read_members(doing)
         wanted: dict[MessageQueue, str | None] = {}
         for topic, route in routes.items():
-            queues = [MessageQueue(topic, one.broker, one.queue_id) for one in route.readable() if one.broker in members]
-            if not queues:
+            # All of them, also those of a broker that is away: the others of the group reckon with them too.
+            queues = [MessageQueue(topic, one.broker, one.queue_id) for one in route.readable()]
+            reachable = [queue.broker for queue in queues if queue.broker in members]
+            if not reachable:
                 continue
-            now_in = members[min(queue.broker for queue in queues)]
+            now_in = members[min(reachable)]
             before = self._members.get(topic, [one for one in now_in if one != self._client])
             had = {queue: one for one in before for queue in allocate(queues, before, one)}
             self._members[topic] = now_in
-            wanted |= {queue: had.get(queue) for queue in allocate(queues, now_in, self._client)}
+            mine = allocate(queues, now_in, self._client)
+            wanted |= {queue: had.get(queue) for queue in mine if queue.broker in members}
         self._let_go([hand for queue, hand in self.hands.items() if queue not in wanted])
         everybody = {one for ids in members.values() for one in ids} - {self._client}
         self._handover.want({queue: had for queue, had in wanted.items() if queue not in self.hands}, everybody)
@@ -230,9 +233,11 @@ class QueueShare:
         hands = list(self.hands.values())
         offsets = committed(self.ask, self._group, [hand.queue for hand in hands], doing)
         for hand, offset in zip(hands, offsets, strict=True):
+            if hand.moved:
+                continue  # the broker has not been told yet
             if offset is not None and offset != hand.committed:
                 log.warning("The group's place in %s was set to %d by somebody else; going on from there.", hand.queue, offset)
-                hand.move(offset)
+                hand.move(offset, committed=offset)
                 self.forgot = True
 
     def _take_over(self) -> None:

@@ -23,6 +23,8 @@ _TAIL = struct.Struct(">iqi")
 _MIN = 91
 """A message of the first version with empty body, topic and properties."""
 _START = datetime(1970, 1, 1, tzinfo=UTC)
+_YEAR_9999 = 253_370_764_800_000
+"""Milliseconds since 1970. The broker keeps whatever a producer writes as the time of birth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Stored:
     store_id: str
     """The broker's own id of it: store host and physical offset (what Java calls the message id of a send)."""
     born_at: datetime
-    """By the producer's clock."""
+    """By the producer's clock; 1970 where it is none."""
     stored_at: datetime
     """By the broker's clock."""
     reconsume_times: int
@@ -46,10 +48,16 @@ class Stored:
     flag: int
     body: bytes
     """As it is stored."""
-    content: bytes | None
-    """The body unpacked; null: it cannot be, and `unreadable` says why, as the end of a sentence."""
-    unreadable: str | None = None
+    crc: int | None = None
+    """The checksum that the broker wrote of it; null: none is held against it."""
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    def unpack(self) -> tuple[bytes | None, str | None]:
+        """The content; null: it cannot be unpacked, and the second says why, as the end of a sentence.
+
+        Each time anew: a body of a few KiB may become 64 MiB, which only whoever needs the content is to hold.
+        """
+        return _content(self.body, self.crc, self.sys_flag)
 
     @property
     def unique_key(self) -> str | None:
@@ -100,17 +108,16 @@ def _read_one(one: memoryview) -> Stored:
     at += length
     (length,) = _SHORT.unpack_from(one, at)
     properties = read_properties(bytes(_cut(one, at + 2, length)).decode(errors="backslashreplace"))
-    content, unreadable = _content(body, crc, sys_flag)
     return Stored(
         topic, queue_id, offset, physical, _endpoint(host, port),
         (host + _INT.pack(port) + _LONG.pack(physical)).hex().upper(),
-        _START + timedelta(milliseconds=born), _START + timedelta(milliseconds=stored),
-        reconsumed, sys_flag, flag, body, content, unreadable, properties,
+        _START + timedelta(milliseconds=born if 0 <= born < _YEAR_9999 else 0), _START + timedelta(milliseconds=stored),
+        reconsumed, sys_flag, flag, body, crc, properties,
     )  # fmt: skip
 
 
-def _content(body: bytes, crc: int, sys_flag: int) -> tuple[bytes | None, str | None]:
-    if body and zlib.crc32(body) & 0x7FFFFFFF != crc & 0x7FFFFFFF:
+def _content(body: bytes, crc: int | None, sys_flag: int) -> tuple[bytes | None, str | None]:
+    if body and crc is not None and zlib.crc32(body) & 0x7FFFFFFF != crc & 0x7FFFFFFF:
         return None, "its content is not the one that was stored (the checksum differs)"
     if sys_flag & INNER_BATCH:
         return None, "it is a batch that only a batch consumer can take apart"

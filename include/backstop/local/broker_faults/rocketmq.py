@@ -9,9 +9,9 @@ from time import monotonic
 
 from backstop.brokers.rocketmq.adapter import RocketMQ
 from backstop.brokers.rocketmq.codes import Ask, Said
-from backstop.brokers.rocketmq.look import NOTHING_THERE, pull, read_stats
 from backstop.brokers.rocketmq.names import encode_group, encode_topic, retry_topic
 from backstop.brokers.rocketmq.properties import own_headers
+from backstop.brokers.rocketmq.questions import NOTHING_THERE, pull, read_stats
 from backstop.brokers.rocketmq.route import BELIEVED_SECONDS
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.local.broker_faults.protocol import (

@@ -1,0 +1,210 @@
+"""Reads what brokers keep for later: messages with a delay, and what failed and waits for its next try.
+
+What it read of one queue of the schedule it keeps, so that a look reads only what is new.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from backstop.brokers.rocketmq.clock import Clock, Runtime
+from backstop.brokers.rocketmq.codes import Ask, Said
+from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.pool import Pool
+from backstop.brokers.rocketmq.questions import NOTHING_THERE, number, pull, read_stats
+from backstop.brokers.rocketmq.require_answers import require_answers
+from backstop.brokers.rocketmq.stored import Stored, read_stored
+from backstop.brokers.rocketmq.unavailable import unavailable
+
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+"""A queue for each delay level, in the order of time: what comes again later lies here, also what failed."""
+TIMER = "rmq_sys_wheel_timer"
+"""Messages with a time of their own; no retry is among them."""
+SCANNED = 20_000
+"""Scheduled messages that one look reads at most."""
+_PULL = 32
+"""The broker gives no more at once."""
+_TOPIC_AFTERWARDS = "REAL_TOPIC"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One scheduled message: the topic that it goes to, and when: milliseconds since 1970 by its broker's clock."""
+
+    goes_to: str
+    due: int
+
+
+@dataclass(slots=True)
+class _Level:
+    """What is scheduled in one level of one master, as far as it was read."""
+
+    entries: dict[int, Entry] = field(default_factory=dict)
+    """By offset; only what had not gone where it goes."""
+    read_to: int = 0
+    last_due: int = 0
+    """Of the last entry that was read: what comes behind it is not due sooner."""
+
+
+@dataclass(slots=True)
+class _Master:
+    """What is known of one master's schedule; it holds for one life of the broker."""
+
+    booted: int
+    levels: dict[int, _Level] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """One queue of the schedule: delivered up to `gone`, stored up to `next`."""
+
+    master: str
+    address: str
+    queue_id: int
+    gone: int
+    next: int
+
+
+class Schedule:
+    """Looks for one adapter. Raises BrokerUnavailable. Threads share it and wait for each other: hold `lock` from `read` on."""
+
+    def __init__(self, pool: Pool, clock: Clock, levels: Sequence[timedelta]) -> None:
+        """`levels`: the brokers' delay levels."""
+        self._pool, self._clock, self._levels = pool, clock, list(levels)
+        self.lock = threading.RLock()
+        self._masters: dict[str, _Master] = {}
+
+    def read(self, masters: Mapping[str, str], doing: str, deadline: float, *, forget: bool = True) -> int:
+        """Reads what is new, and returns how many it had to leave. `forget`: what has gone where it goes counts no more.
+
+        Everything that was stored before this began is seen: also what went from here into a topic is in its queue by now.
+        """
+        with self.lock:
+            _, ends = self._ends(masters, doing, deadline)
+            if forget:
+                self._forget_delivered(ends)
+            return self._read(ends, doing, deadline)
+
+    def going_to(self, masters: Mapping[str, str]) -> Iterator[str]:
+        """The topic of each message that `read` found waiting."""
+        for master in masters:
+            for level in self._masters[master].levels.values():
+                for entry in level.entries.values():
+                    yield entry.goes_to
+
+    def delivered_until(
+        self, topic: str, masters: Mapping[str, str], times: Mapping[str, int], doing: str, deadline: float
+    ) -> dict[str, int]:
+        """broker -> the time up to which everything that was due in the topic has come into its queues; at most `times`, which
+        must have been read before. A broker that was down, or is busy, delivers late."""
+        with self.lock:
+            runtimes, ends = self._ends(masters, doing, deadline)
+            self._forget_delivered(ends)
+            self._read(ends, doing, deadline)
+            found = dict(times)
+            for one in ends:
+                level = self._level(one)
+                due = [entry.due for entry in level.entries.values() if entry.goes_to == topic]
+                if level.read_to < one.next:
+                    due.append(level.last_due)
+                found[one.master] = min([found[one.master], *due])
+        for master, address in masters.items():
+            found[master] = min(found[master], self._timed_until(address, runtimes[master], times[master], doing, deadline))
+        return found
+
+    def _timed_until(self, address: str, runtime: Runtime, now: int, doing: str, deadline: float) -> int:
+        """The same of messages with a time of their own, of whatever topic."""
+        if runtime.timer_behind > 1:  # in whole seconds: up to one is none
+            now -= (runtime.timer_behind + 1) * 1000
+        if runtime.timer_unread > 0:
+            # Stored, and the timer has not looked when they are due.
+            [stats] = self._ask_stats([address], TIMER, doing, deadline)
+            for queue_id, _, following in read_stats(stats, doing) if stats.code == Said.SUCCESS else ():
+                asked = [(address, pull(TIMER, queue_id, max(0, following - runtime.timer_unread), 1))]
+                [answer] = require_answers(self._pool, asked, deadline, doing, also=NOTHING_THERE)
+                if answer.code == Said.SUCCESS:
+                    now = min([now, *(_milliseconds(one) for one in _messages(answer, doing))])
+        return now
+
+    def _ends(
+        self, masters: Mapping[str, str], doing: str, deadline: float
+    ) -> tuple[dict[str, Runtime], list[_Ends]]:
+        """The queues of the schedule on each master that has any. How far they are delivered is asked first, how far they are
+        stored when all of it can be seen."""
+        asked = [(address, Request(Ask.GET_ALL_DELAY_OFFSET)) for address in masters.values()]
+        offsets = require_answers(self._pool, asked, deadline, doing)
+        runtimes = self._clock.runtimes(masters, deadline)
+        self._clock.settle(masters, deadline)
+        found: list[_Ends] = []
+        stats = self._ask_stats(list(masters.values()), SCHEDULE, doing, deadline)
+        for (master, address), told, stored in zip(masters.items(), offsets, stats, strict=True):
+            if master not in self._masters or self._masters[master].booted != runtimes[master].booted:
+                self._masters[master] = _Master(runtimes[master].booted)
+            if stored.code != Said.SUCCESS:
+                continue
+            try:
+                delivered = {int(level) - 1: int(offset) for level, offset in told.json()["offsetTable"].items()}
+            except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
+                raise unavailable(doing, f"delay offsets that cannot be read: {type(error).__name__}: {error}") from error
+            for queue_id, first, following in read_stats(stored, doing):
+                gone = delivered.get(queue_id, 0)
+                found.append(_Ends(master, address, queue_id, max(first, gone if gone <= following else 0), following))
+        return runtimes, found
+
+    def _ask_stats(self, addresses: Sequence[str], topic: str, doing: str, deadline: float) -> list[Answer]:
+        asked = [(address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": topic})) for address in addresses]
+        return require_answers(self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST,))
+
+    def _forget_delivered(self, ends: Sequence[_Ends]) -> None:
+        for one in ends:
+            level = self._level(one)
+            if one.next < level.read_to:  # not the queue that was read
+                level.entries, level.read_to, level.last_due = {}, 0, 0
+            level.read_to = max(level.read_to, one.gone)
+            level.entries = {offset: entry for offset, entry in level.entries.items() if offset >= one.gone}
+
+    def _read(self, ends: Sequence[_Ends], doing: str, deadline: float) -> int:
+        """Some pages of every level at once; returns how many it had to leave."""
+        room = SCANNED
+        while room > 0:
+            wanted = [one for one in ends if self._level(one).read_to < one.next]
+            if not wanted:
+                return 0
+            asked = [(one.address, pull(SCHEDULE, one.queue_id, self._level(one).read_to, _PULL)) for one in wanted]
+            answers = require_answers(self._pool, asked, deadline, doing, also=NOTHING_THERE)
+            for one, answer in zip(wanted, answers, strict=True):
+                level = self._level(one)
+                if answer.code != Said.SUCCESS:
+                    # Removed, or not to be seen yet: what comes next, or the same again while there is room.
+                    level.read_to = max(level.read_to, min(number(answer, "nextBeginOffset", doing), one.next))
+                    room -= 1
+                    continue
+                messages = _messages(answer, doing)
+                for message in messages:
+                    level.last_due = self._due(one.queue_id, message)
+                    level.entries[message.offset] = Entry(message.properties.get(_TOPIC_AFTERWARDS, ""), level.last_due)
+                    level.read_to = max(level.read_to, message.offset + 1)
+                room -= max(1, len(messages))
+        return sum(one.next - self._level(one).read_to for one in ends if self._level(one).read_to < one.next)
+
+    def _due(self, queue_id: int, message: Stored) -> int:
+        """When it was stored, where the settings do not know the level."""
+        delay = self._levels[queue_id] if queue_id < len(self._levels) else timedelta(0)
+        return _milliseconds(message) + delay // timedelta(milliseconds=1)
+
+    def _level(self, ends: _Ends) -> _Level:
+        return self._masters[ends.master].levels.setdefault(ends.queue_id, _Level())
+
+
+def _messages(answer: Answer, doing: str) -> list[Stored]:
+    try:
+        return read_stored(answer.body)
+    except Malformed as error:
+        raise unavailable(doing, f"a scheduled message that cannot be read: {error}") from error
+
+
+def _milliseconds(message: Stored) -> int:
+    return round(message.stored_at.timestamp() * 1000)
