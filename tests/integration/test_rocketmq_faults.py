@@ -22,7 +22,8 @@ from backstop.local.broker_faults.protocol import (
     OFFSET_MOVED,
     FaultTools,
 )
-from backstop.local.broker_faults.rocketmq import CUT, DELAY_LEVELS, DELIVERIES, SERVER, RocketMQFaults
+from backstop.local.broker_faults.rocketmq import CUT, RocketMQFaults
+from backstop.local.broker_kinds import DEMO_DELAY_LEVELS, DEMO_DELIVERIES, DEMO_ROCKETMQ
 from backstop.local.ledger import Key, Ledger
 from backstop.local.rocketmq import RocketMQServer
 from backstop.local.wait_for import wait_for
@@ -53,7 +54,7 @@ class Tools(FaultTools):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQServer]:
-    with RocketMQServer(tmp_path_factory.mktemp("rocketmq"), settings=SERVER) as started:
+    with RocketMQServer(tmp_path_factory.mktemp("rocketmq"), settings=DEMO_ROCKETMQ) as started:
         yield started
 
 
@@ -64,7 +65,7 @@ def topic() -> str:
 
 @pytest.fixture
 def broker(server: RocketMQServer, topic: str) -> Iterator[RocketMQ]:
-    with RocketMQ(server.url(), delivery_limit=DELIVERIES, delay_levels=DELAY_LEVELS) as opened:
+    with RocketMQ(server.url(), delivery_limit=DEMO_DELIVERIES, delay_levels=DEMO_DELAY_LEVELS) as opened:
         opened.create_topic(topic, 2)
         for group in GROUPS:
             opened.create_group(group, topic, at="start")
@@ -73,7 +74,7 @@ def broker(server: RocketMQServer, topic: str) -> Iterator[RocketMQ]:
 
 @pytest.fixture
 def faults(server: RocketMQServer, broker: RocketMQ, topic: str, tmp_path: Path) -> Iterator[RocketMQFaults]:
-    made = RocketMQFaults(server, Tools(Ledger(tmp_path / "ledger"), {}, {topic: GROUPS}))
+    made = RocketMQFaults(server, Tools(Ledger(tmp_path / "ledger"), {}, {topic: GROUPS}), delivery_limit=DEMO_DELIVERIES)
     yield made
     made.close()
 

@@ -11,12 +11,36 @@ from backstop.local.activemq import ActiveMQServer
 from backstop.local.broker_faults.activemq import ActiveMQFaults
 from backstop.local.broker_faults.protocol import BrokerFaults, FaultTools
 from backstop.local.broker_faults.redis_streams import RedisStreamsFaults
-from backstop.local.broker_faults.rocketmq import OPTIONS, SERVER, RocketMQFaults
+from backstop.local.broker_faults.rocketmq import RocketMQFaults
 from backstop.local.broker_server import BrokerServer
 from backstop.local.rocketmq import RocketMQServer
 from backstop.local.valkey import Valkey
 
 EMBEDDED = "redis_streams"
+DEMO_SEND_SECONDS = 2
+"""`send_timeout`: as long as backstop.yaml's `max_send_duration` lets it be."""
+DEMO_DELIVERIES = 5
+"""`delivery_limit`: so few that what always fails is a dead letter within seconds."""
+DEMO_DELAY_LEVELS = "1s 2s 2s 2s 2s 3s 5s 10s 30s"
+"""RocketMQ's: a failed message comes again after 2 s (after 3 s the last time), and not after 10 s and more."""
+DEMO_MESSAGE_BYTES = 262_144
+"""The longest message that RocketMQ takes: small beside a file of its log."""
+DEMO_LOG_FILE_BYTES = 2_097_152
+"""A file of RocketMQ's log: small, because its retention removes whole files, and one is filled up for it."""
+DEMO_ROCKETMQ = {
+    # Asynchronous flush by way of memory of its own: else what was acknowledged outlives the process in the machine's memory.
+    "transientStorePoolEnable": "true", "transientStorePoolSize": "5", "mappedFileSizeCommitLog": str(DEMO_LOG_FILE_BYTES),
+    # From there into the file: after so many pages (16 MiB: never before its time), or so many milliseconds.
+    "commitCommitLogLeastPages": "4096", "commitIntervalCommitLog": "50", "commitCommitLogThoroughInterval": "50",
+    "messageDelayLevel": DEMO_DELAY_LEVELS, "maxMessageSize": str(DEMO_MESSAGE_BYTES),
+    # Bytes: a file holds 1000 places of a queue.
+    "mappedFileSizeConsumeQueue": "20000",
+    # Milliseconds: retention looks twice a second, and removes without a pause.
+    "cleanResourceInterval": "500", "deletePhysicFilesInterval": "1", "deleteConsumeQueueFilesInterval": "1",
+    # Milliseconds: a member that says nothing for so long, because it stands still, is none any more.
+    "channelExpiredTimeout": "45000",
+}  # fmt: skip
+"""What its broker is told beside the settings of every server of ours."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +71,16 @@ KINDS: dict[str, BrokerKind] = {
     "activemq": BrokerKind(
         lambda root, port: ActiveMQServer(root / "activemq", port),
         ActiveMQFaults,
-        {"kind": "activemq", "options": {"send_timeout": 2, "delivery_limit": 5}},
+        {"kind": "activemq", "options": {"send_timeout": DEMO_SEND_SECONDS, "delivery_limit": DEMO_DELIVERIES}},
     ),
     "rocketmq": BrokerKind(
-        lambda root, port: RocketMQServer(root / "rocketmq", port, settings=SERVER),
-        RocketMQFaults,
-        {"kind": "rocketmq", "options": OPTIONS},
+        lambda root, port: RocketMQServer(root / "rocketmq", port, settings=DEMO_ROCKETMQ),
+        lambda server, tools: RocketMQFaults(server, tools, delivery_limit=DEMO_DELIVERIES),
+        {"kind": "rocketmq", "options": {
+            "send_timeout": DEMO_SEND_SECONDS, "delivery_limit": DEMO_DELIVERIES, "max_message_bytes": DEMO_MESSAGE_BYTES,
+            "delay_levels": DEMO_DELAY_LEVELS,
+        }},
     ),
-}
+}  # fmt: skip
 BROKERS = {"embedded": EMBEDDED, **{kind: kind for kind in KINDS if kind != EMBEDDED}}
 """What `make demo BROKER=...` takes."""

@@ -20,7 +20,7 @@ from backstop.brokers.rocketmq.exchange import Result
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.locks import why_no_retry
 from backstop.brokers.rocketmq.look import Looker
-from backstop.brokers.rocketmq.names import encode_topic, retry_topic
+from backstop.brokers.rocketmq.names import encode_group, encode_topic, retry_topic
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.properties import RETRY_TOPIC, properties_of, write_properties
 from backstop.brokers.rocketmq.route import NoSuchTopic, Queue, Route, Routes
@@ -105,7 +105,9 @@ class _Piece:
         return Request(
             Ask.SEND_BATCH_MESSAGE if whole else Ask.SEND_MESSAGE_V2,
             {
-                "a": PRODUCER_GROUP, "b": self.topic if self.group is None else retry_topic(self.group), "c": NO_MODEL, "d": 4,
+                # Who sends to a retry topic is held against the rights of a group: of this one, not of ours for every group.
+                "a": PRODUCER_GROUP if self.group is None else encode_group(self.group),
+                "b": self.topic if self.group is None else retry_topic(self.group), "c": NO_MODEL, "d": 4,
                 "e": self.queue.queue_id if self.group is None else 0, "f": flags, "g": int(time.time() * 1000), "h": 0,
                 "i": properties, "j": 0, "k": False, "m": whole,
             },

@@ -35,22 +35,8 @@ WAIT_SECONDS = 60.0
 FILLER = "filler"
 FILLING = 200_000
 """Bytes of a message that is there to fill a file."""
-COMMITS_SOON = {"commitIntervalCommitLog": 50, "commitCommitLogThoroughInterval": 50}
 COMMITS_LATE = {"commitIntervalCommitLog": 60_000, "commitCommitLogThoroughInterval": 60_000}
 """How long what was acknowledged stays in the process's own memory (milliseconds)."""
-DELIVERIES, DELAY_LEVELS, LONGEST, FILE = 5, "1s 2s 2s 2s 2s 3s 5s 10s 30s", 262_144, 2_097_152
-SERVER = {
-    # Asynchronous flush by way of memory of its own: else what was acknowledged outlives the process in the machine's memory.
-    "transientStorePoolEnable": "true", "transientStorePoolSize": "5", "mappedFileSizeCommitLog": str(FILE),
-    "commitCommitLogLeastPages": "4096", **{name: str(value) for name, value in COMMITS_SOON.items()},
-    # Failed messages come again within seconds.
-    "messageDelayLevel": DELAY_LEVELS,
-    "maxMessageSize": str(LONGEST), "mappedFileSizeConsumeQueue": "20000",
-    "cleanResourceInterval": "500", "deletePhysicFilesInterval": "1", "deleteConsumeQueueFilesInterval": "1",
-    # A member that says nothing for so long, because it stands still, is none any more.
-    "channelExpiredTimeout": "45000",
-}  # fmt: skip
-OPTIONS = {"send_timeout": 2, "delivery_limit": DELIVERIES, "max_message_bytes": LONGEST, "delay_levels": DELAY_LEVELS}
 CUT = 3
 """Messages of the send in whose middle the broker is killed."""
 READ_ONLY = 4
@@ -81,9 +67,10 @@ class RocketMQFaults:
     frozen_get_messages = True
     removes_files = True
 
-    def __init__(self, server: RocketMQServer, tools: FaultTools) -> None:
-        self._server, self._tools = server, tools
-        self._broker = RocketMQ(server.url(), delivery_limit=DELIVERIES, delay_levels=DELAY_LEVELS)
+    def __init__(self, server: RocketMQServer, tools: FaultTools, *, delivery_limit: int) -> None:
+        self._server, self._tools, self._delivery_limit = server, tools, delivery_limit
+        delay_levels = server.settings["messageDelayLevel"]
+        self._broker = RocketMQ(server.url(), delivery_limit=delivery_limit, delay_levels=delay_levels)
         self._broker.create_topic(FILLER, 1)
 
     def close(self) -> None:
@@ -148,7 +135,8 @@ class RocketMQFaults:
     def remove_by_retention(self, topic: str, make: Make, count: int) -> list[Key]:
         """The file that holds them is filled up, its reserved time is over, and it is removed as every hour on the hour."""
         copies = self._visible(topic, make(count))
-        end = (max(copy.stored.physical_offset for copy in copies) // FILE + 1) * FILE
+        file = int(self._server.settings["mappedFileSizeCommitLog"])
+        end = (max(copy.stored.physical_offset for copy in copies) // file + 1) * file
         self._fill_up_to(end)
         keys: list[Key] = []
         for its, groups in self._tools.groups.items():
@@ -215,7 +203,7 @@ class RocketMQFaults:
         self._server.ask(Ask.CONSUMER_SEND_MSG_BACK, {
             "offset": copy.stored.physical_offset, "group": encode_group(group), "delayLevel": level,
             "originMsgId": copy.stored.unique_key or copy.stored.store_id, "originTopic": copy.stored.topic, "unitMode": False,
-            "maxReconsumeTimes": DELIVERIES - 1,
+            "maxReconsumeTimes": self._delivery_limit - 1,
         })  # fmt: skip
 
     def _reset(self, topic: str, group: str, queue: int, offset: int) -> None:
