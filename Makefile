@@ -40,7 +40,7 @@ activemq: setup ## the distribution of ActiveMQ Classic, for tests and the demo 
 rocketmq: setup ## the jars of RocketMQ, for tests and the demo (skipped when already there)
 	-@$(PY) -m backstop.local.fetch_rocketmq
 
-test: setup mariadb activemq rocketmq lint types ## lint, types, and the tests (more than an hour on 2 cores); left out: long runs, the demo on other brokers
+test: setup mariadb activemq rocketmq lint types ## lint, types, and the tests (more than an hour on 2 cores); left out: long runs, and what only `make test-brokers` runs
 	@$(WITH_JAVA) $(PY) -m pytest -m "not soak and not other_broker" $(ARGS)
 
 test-unit: setup ## unit tests only (within 60 s)

@@ -250,7 +250,10 @@ class RocketMQ:
             return False  # not up yet; the caller knows the deadline and whether the process lives
 
     def _ready(self) -> bool:
-        return self._registered() and (self.grpc_port is None or is_taken(self.grpc_port))
+        # In its first second it cannot tell about itself, and then it is of no use to a look.
+        return (
+            self._registered() and self.ask(28, ok=(0, 1)).code == 0 and (self.grpc_port is None or is_taken(self.grpc_port))
+        )
 
     def _launch_namesrv(self) -> None:
         written = write_settings(self.base / "namesrv.conf", names_settings(self.base, self.namesrv_port))

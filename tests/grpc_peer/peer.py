@@ -11,10 +11,9 @@ import sys
 import traceback
 from typing import Any
 
+from rocketmq import ClientConfiguration, Credentials, FilterExpression, Message, Producer, SimpleConsumer
 from rocketmq.v5.exception import InternalErrorException
 from rocketmq.v5.util import Misc
-
-from rocketmq_server import ClientConfiguration, Credentials, FilterExpression, Message, Producer, SimpleConsumer
 
 Misc.get_local_ip = staticmethod(lambda: "127.0.0.1")  # it would ask for a route to the internet with each message
 AWAIT_SECONDS = 3

@@ -29,6 +29,8 @@ from backstop.local.rocketmq import RocketMQServer
 from backstop.local.wait_for import wait_for
 from backstop.records import ID_HEADER, Message, Outcome
 
+pytestmark = pytest.mark.other_broker
+
 _numbers = count(1)
 sending: dict[str, float] = {}
 """Since when a producer is in the middle of a send."""

@@ -30,6 +30,8 @@ from rocketmq_letters_world import World, put, until, world_of
 from rocketmq_server import RocketMQ as Server
 from system import build_template
 
+pytestmark = pytest.mark.other_broker
+
 CHILD = Path(__file__).parents[1] / "chaos" / "drain_killed_child.py"
 SETTINGS = {
     # Commits are in memory alone until an orderly end: a kill loses them all.

@@ -11,6 +11,8 @@ from rocketmq_grpc import PythonPeer
 from rocketmq_java import JavaPeer
 from rocketmq_server import RocketMQ
 
+pytestmark = pytest.mark.other_broker
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:

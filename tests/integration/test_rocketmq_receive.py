@@ -27,6 +27,8 @@ from rocketmq_java import JavaPeer
 from rocketmq_server import RETENTION_AT_ONCE
 from rocketmq_server import RocketMQ as Server
 
+pytestmark = pytest.mark.other_broker
+
 NOTHING = timedelta(0)
 SHORT = timedelta(milliseconds=100)
 LIMIT = 3

@@ -17,6 +17,8 @@ from rocketmq_admin import Refused
 from rocketmq_java import JavaPeer
 from rocketmq_server import LOSES_WHEN_KILLED, RocketMQ
 
+pytestmark = pytest.mark.other_broker
+
 _numbers = count()
 
 

@@ -26,6 +26,8 @@ from rocketmq_java import JavaPeer
 from rocketmq_server import RocketMQ
 from rocketmq_tls import write_certificates
 
+pytestmark = pytest.mark.other_broker
+
 LONG = 30.0
 TOPIC = "wire"
 QUEUES = 4

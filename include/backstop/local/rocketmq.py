@@ -175,6 +175,8 @@ class RocketMQServer:
         try:
             self.configure(brokerPermission=6)  # it registers at once then
             masters = {one["brokerName"]: one["brokerAddrs"].get("0") for one in self.route(self.broker_name)["brokerDatas"]}
+            if self._ask(self.address, Request(Ask.GET_BROKER_RUNTIME_INFO)).code != Said.SUCCESS:
+                return False  # in its first second it cannot tell, and then it is of no use to a look
         except (Lost, NotSent, LocalServerError):
             return False  # not up yet; the caller knows the deadline and whether the process lives
         return masters.get(self.broker_name) == self.address

@@ -25,6 +25,8 @@ from backstop.errors import ContractBroken
 
 CLIENT_SECONDS = 5.0
 """A consumer that does not answer the broker is waited for no longer. (The broker itself waits for ten seconds.)"""
+_NOBODY = "no consumer for this group"
+"""The error by which a broker answers for a group without consumers."""
 _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
 
 
@@ -105,11 +107,11 @@ def _clients(pool: Pool, group: str, masters: Mapping[str, str], doing: str, dea
     """client id -> a master that it is connected to."""
     asked = [(address, ask_members(group)) for address in masters.values()]
     found: dict[str, str] = {}
-    # A group without consumers is answered with an error.
-    for (address, _), answer in zip(
-        asked, require_answers(pool, asked, deadline, doing, also=(Said.SYSTEM_ERROR,)), strict=True
-    ):
+    answers = require_answers(pool, asked, deadline, doing, also=(Said.SYSTEM_ERROR,))
+    for (address, _), answer in zip(asked, answers, strict=True):
         if answer.code != Said.SUCCESS:
+            if not (answer.remark or "").startswith(_NOBODY):
+                raise unavailable(doing, f"{address} says {answer.said()}")
             continue
         try:
             for client in answer.json()["consumerIdList"]:

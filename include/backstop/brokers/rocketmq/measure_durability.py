@@ -28,8 +28,6 @@ from backstop.brokers.rocketmq.route import NoSuchTopic, Routes
 from backstop.brokers.rocketmq.unavailable import unavailable
 from backstop.errors import ConfigurationError, ContractBroken
 
-_NO_GROUP = (Said.SYSTEM_ERROR, Said.GROUP_NOT_EXIST, Said.QUERY_NOT_FOUND, Said.TOPIC_NOT_EXIST)
-
 
 class Surveyor:
     """Looks at what the server is set to, for one adapter. Raises BrokerUnavailable."""
@@ -121,7 +119,7 @@ class Surveyor:
     ) -> Consumers:
         request = Request(Ask.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": name})
         doing = f"reading who consumes as {name}"
-        also = (Said.CONSUMER_NOT_ONLINE, *_NO_GROUP)
+        also = (Said.CONSUMER_NOT_ONLINE, Said.GROUP_NOT_EXIST)
         answers = require_answers(self._pool, [(to, request) for to in masters], deadline, doing, also=also)
         clients: set[str] = set()
         subscriptions: dict[str, set[str]] = {}

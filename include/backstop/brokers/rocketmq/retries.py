@@ -40,6 +40,7 @@ class Retries:
             name, topics = encode_group(group), (retry_topic(group), *pop_retry_topics(group, topic))
         except ContractBroken as error:
             raise unavailable(doing, error.what) from error
+        self._looker.find(topic, doing, deadline)  # of a topic that is not there nothing is known
         masters = self._looker.masters(doing, deadline)
         with self._schedule.lock:
             left = self._schedule.read(masters, doing, deadline)
