@@ -23,6 +23,8 @@ TOPIC = "SELF_TEST_TOPIC"
 """Every broker makes it, and nobody sends to it."""
 GROUP = "BACKSTOP_CLOCK"
 """Never commits anything; nobody needs to create it."""
+PROVED_SECONDS = 60.0
+"""How long a time that the runtime information agreed with is believed to go on by itself."""
 START = datetime(1970, 1, 1, tzinfo=UTC)
 _RUNTIME = re.compile(r"\[ ([\d,.\s]+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
 _BYTES = re.compile(r"([\d.]+) ([KMGTPE]?)i?B")
@@ -56,34 +58,66 @@ class Clock:
         self._lock = threading.Lock()
         self._flushes: dict[str, tuple[int, bool]] = {}
         """address -> (since when it runs, whether it shows only what is on disk)"""
+        self._proved: dict[str, tuple[int, float]] = {}
+        """address -> (its time when the runtime information agreed with it, our monotonic time then)"""
 
     def read(self, masters: Mapping[str, str], deadline: float) -> dict[str, int]:
         """broker name -> its time in milliseconds, never ahead of its clock. Raises BrokerUnavailable."""
         doing = "reading its clock"
+        span = Request(Ask.QUERY_CONSUME_TIME_SPAN, {"topic": TOPIC, "group": GROUP})
+        found: dict[str, int] = {}
+        asked = [(address, span) for address in masters.values()]
+        for (name, address), answer in zip(
+            masters.items(),
+            require_answers(self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST, Said.NO_PERMISSION)), strict=True,
+        ):
+            told = self._as_proved(address, answer, doing)
+            if told is not None:
+                found[name] = told
+        rest = {name: address for name, address in masters.items() if name not in found}
+        return {**found, **self._prove(rest, deadline, doing)} if rest else found
+
+    def _as_proved(self, address: str, answer: Answer, doing: str) -> int | None:
+        """What the answer tells, where it goes on from a time that was proved; asking for the proof costs a broker with a timer
+        a tenth of a second."""
+        with self._lock:
+            proved, at = self._proved.get(address, (0, float("-inf")))
+        now = time.monotonic()
+        if answer.code != Said.SUCCESS or now - at > PROVED_SECONDS:
+            return None
+        told = _told(answer, doing)
+        return told if abs(told - proved - (now - at) * 1000) < 1000 else None
+
+    def _prove(self, masters: Mapping[str, str], deadline: float, doing: str) -> dict[str, int]:
         begun = time.monotonic()
         both = (Request(Ask.QUERY_CONSUME_TIME_SPAN, {"topic": TOPIC, "group": GROUP}), Request(Ask.GET_BROKER_RUNTIME_INFO))
         requests = [(address, request) for address in masters.values() for request in both]
         answers = require_answers(self._pool, requests, deadline, doing, also=(Said.TOPIC_NOT_EXIST, Said.NO_PERMISSION))
         took = round((time.monotonic() - begun) * 1000) + 1
-        return {
-            name: _time(answers[2 * place], _runtime(answers[2 * place + 1], doing), took, doing)
-            for place, name in enumerate(masters)
-        }
+        found: dict[str, int] = {}
+        for place, (name, address) in enumerate(masters.items()):
+            seen = _runtime(answers[2 * place + 1], doing)
+            found[name] = _time(answers[2 * place], seen, took, doing)
+            if found[name] != seen.second:
+                with self._lock:
+                    self._proved[address] = (found[name], begun)
+        return found
 
-    def settle(self, masters: Mapping[str, str], deadline: float) -> None:
-        """Waits until everything that was stored before this can be seen in the queues.
+    def settle(self, masters: Mapping[str, str], deadline: float) -> dict[str, Runtime]:
+        """Waits until everything that was stored before this can be seen in the queues; returns what each master told of itself.
 
         A message is stored in the log first and comes into its queue a moment later: what is in the log when a time has been
         read must have come into the queues before their ends are asked for.
         """
         ends: dict[str, int] = {}
+        told: dict[str, Runtime] = {}
         waits, pause = dict(masters), 0.001
         while waits:
             doing = "looking whether its queues hold all that it stored"
             requests = [(address, Request(Ask.GET_BROKER_RUNTIME_INFO)) for address in waits.values()]
             answers = require_answers(self._pool, requests, deadline, doing)
             for name, answer in zip(list(waits), answers, strict=True):
-                seen = _runtime(answer, doing)
+                seen = told[name] = _runtime(answer, doing)
                 end = ends.setdefault(name, seen.log_end)
                 hidden = seen.unflushed if self._shows_flushed(waits[name], seen, deadline) else 0
                 if seen.log_end - seen.behind - hidden >= end or seen.log_end < end:
@@ -93,13 +127,7 @@ class Clock:
             if waits:
                 time.sleep(pause)  # it tells nobody when it has caught up: it is asked, ever more seldom
                 pause = min(2 * pause, 0.1)
-
-    def runtimes(self, masters: Mapping[str, str], deadline: float) -> dict[str, Runtime]:
-        """broker name -> what it tells of itself."""
-        doing = "reading its runtime information"
-        asked = [(at, Request(Ask.GET_BROKER_RUNTIME_INFO)) for at in masters.values()]
-        answers = require_answers(self._pool, asked, deadline, doing)
-        return {name: _runtime(answer, doing) for name, answer in zip(masters, answers, strict=True)}
+        return told
 
     def _shows_flushed(self, address: str, seen: Runtime, deadline: float) -> bool:
         """Whether only what is on disk comes into the queues; asked once in a broker's life."""
@@ -123,13 +151,16 @@ def _time(answer: Answer, seen: Runtime, took: int, doing: str) -> int:
     """The time that the answer tells, where the runtime agrees; else the whole second."""
     if answer.code != Said.SUCCESS:
         return seen.second
-    try:
-        spans = answer.json()["consumeTimeSpanSet"]
-        told = int(spans[0]["delayTime"]) - 1
-    except (Malformed, KeyError, IndexError, TypeError, ValueError) as error:
-        raise unavailable(doing, f"an answer that cannot be read: {type(error).__name__}: {error}") from error
+    told = _told(answer, doing)
     # Both were asked for within `took`, in an order that nobody knows.
     return told if seen.second - took <= told < seen.second + 1000 + took else seen.second
+
+
+def _told(answer: Answer, doing: str) -> int:
+    try:
+        return int(answer.json()["consumeTimeSpanSet"][0]["delayTime"]) - 1
+    except (Malformed, KeyError, IndexError, TypeError, ValueError) as error:
+        raise unavailable(doing, f"an answer that cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _runtime(answer: Answer, doing: str) -> Runtime:

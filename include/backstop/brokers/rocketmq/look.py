@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from backstop.brokers.protocol import GroupPosition, QueueState
 from backstop.brokers.rocketmq.clock import Clock, as_datetime
@@ -23,7 +23,7 @@ from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.questions import NOTHING_THERE, ask_committed, number, pull, read_stats
 from backstop.brokers.rocketmq.require_answers import require_answers
 from backstop.brokers.rocketmq.route import NoSuchTopic, Routes
-from backstop.brokers.rocketmq.schedule import Schedule
+from backstop.brokers.rocketmq.schedule import Schedule, Times
 from backstop.brokers.rocketmq.stored import read_stored
 from backstop.brokers.rocketmq.unavailable import unavailable
 from backstop.errors import ContractBroken
@@ -43,22 +43,6 @@ class Place:
     queue_id: int
     first: int
     next: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """By each broker's clock, in milliseconds since 1970: the time of the look, and up to when all that was due is delivered."""
-
-    now: Mapping[str, int]
-    delivered: Mapping[str, int]
-
-    def ahead(self, broker: str) -> timedelta:
-        """How far its clock is before that of the broker that is behind all others, by which everything is told."""
-        return timedelta(milliseconds=self.now[broker] - min(self.now.values()))
-
-    @property
-    def all_delivered(self) -> datetime:
-        return min(as_datetime(time) - self.ahead(broker) for broker, time in self.delivered.items())
 
 
 class Looker:
@@ -100,7 +84,7 @@ class Looker:
             group_name = encode_group(group)
         except ContractBroken as error:
             raise unavailable(doing, error.what) from error
-        times = self._times(name, masters, doing, deadline)
+        times = self._schedule.times(name, masters, doing, deadline)
         # By the route that was just read: a queue that came since is found below, by its master's own word.
         committed = self.committed(group_name, name, queues, doing, deadline)
         places = self.places(name, masters, doing, deadline)
@@ -119,7 +103,7 @@ class Looker:
             return {}
         deadline, doing = self._deadline(), f"looking for times in {topic!r}"
         name, masters, _ = self.find(topic, doing, deadline)
-        times = self._times(name, masters, doing, deadline)
+        times = self._schedule.times(name, masters, doing, deadline)
         places = [place for place in self.places(name, masters, doing, deadline) if place.number in offsets]
         if len(places) < len(offsets):
             strange = sorted(set(offsets) - {place.number for place in places})
@@ -162,10 +146,6 @@ class Looker:
         masters = _there(route.masters, doing)
         return name, masters, [(queue.broker, masters[queue.broker], queue.queue_id) for queue in route.queues]
 
-    def _times(self, name: str, masters: Mapping[str, str], doing: str, deadline: float) -> _Times:
-        times = self._clock.read(masters, deadline)
-        return _Times(times, self._schedule.delivered_until(name, masters, times, doing, deadline))
-
     def _require_group(self, group: str, masters: Mapping[str, str], doing: str, deadline: float) -> None:
         """BrokerUnavailable when no master knows the group, or it may not be known."""
         known = group_configs(self._pool, list(masters.values()), deadline, doing)
@@ -175,7 +155,7 @@ class Looker:
             raise unavailable(doing, "there is no such group")
 
     def _passed_until(
-        self, name: str, places: Sequence[Place], offsets: Mapping[int, int], times: _Times, doing: str, deadline: float,
+        self, name: str, places: Sequence[Place], offsets: Mapping[int, int], times: Times, doing: str, deadline: float,
     ) -> dict[int, datetime]:  # fmt: skip
         """For each place: the time of the first message at or above its offset, or the time of the look.
 
@@ -191,7 +171,7 @@ class Looker:
         return found
 
     def _stored_at(
-        self, name: str, wanted: Sequence[tuple[Place, int]], times: _Times, doing: str, deadline: float
+        self, name: str, wanted: Sequence[tuple[Place, int]], times: Times, doing: str, deadline: float
     ) -> dict[int, datetime]:
         found: dict[int, datetime] = {}
         for _ in range(_STEPS):

@@ -6,11 +6,12 @@ What it read of one queue of the schedule it keeps, so that a look reads only wh
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from backstop.brokers.rocketmq.clock import Clock, Runtime
+from backstop.brokers.rocketmq.clock import Clock, Runtime, as_datetime
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.pool import Pool
@@ -23,6 +24,8 @@ SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 """A queue for each delay level, in the order of time: what comes again later lies here, also what failed."""
 TIMER = "rmq_sys_wheel_timer"
 """Messages with a time of their own; no retry is among them."""
+SHARED_SECONDS = 1.0
+"""How old a look's time may be: T is older by so much, and never wrong by it."""
 SCANNED = 20_000
 """Scheduled messages that one look reads at most."""
 _PULL = 32
@@ -68,6 +71,34 @@ class _Ends:
     next: int
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """By each broker's clock, in milliseconds since 1970: the time of a look, and up to when all that was due is delivered."""
+
+    now: Mapping[str, int]
+    delivered: Mapping[str, int]
+
+    def ahead(self, broker: str) -> timedelta:
+        """How far its clock is before that of the broker that is behind all others, by which everything is told."""
+        return timedelta(milliseconds=self.now[broker] - min(self.now.values()))
+
+    @property
+    def all_delivered(self) -> datetime:
+        return min(as_datetime(time) - self.ahead(broker) for broker, time in self.delivered.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What several topics and groups share: asking a master about itself takes a tenth of a second where it has a timer."""
+
+    begun: float
+    """Our monotonic time before the first question."""
+    now: Mapping[str, int]
+    ends: Sequence[_Ends]
+    delivered: Mapping[str, int]
+    """Up to when messages with a time of their own are delivered."""
+
+
 class Schedule:
     """Looks for one adapter. Raises BrokerUnavailable. Threads share it and wait for each other: hold `lock` from `read` on."""
 
@@ -76,6 +107,7 @@ class Schedule:
         self._pool, self._clock, self._levels = pool, clock, list(levels)
         self.lock = threading.RLock()
         self._masters: dict[str, _Master] = {}
+        self._looks: dict[tuple[tuple[str, str], ...], _Look] = {}
 
     def read(self, masters: Mapping[str, str], doing: str, deadline: float, *, forget: bool = True) -> int:
         """Reads what is new, and returns how many it had to leave. `forget`: what has gone where it goes counts no more.
@@ -95,28 +127,37 @@ class Schedule:
                 for entry in level.entries.values():
                     yield entry.goes_to
 
-    def delivered_until(
-        self, topic: str, masters: Mapping[str, str], times: Mapping[str, int], doing: str, deadline: float
-    ) -> dict[str, int]:
-        """broker -> the time up to which everything that was due in the topic has come into its queues; at most `times`, which
-        must have been read before. A broker that was down, or is busy, delivers late."""
+    def times(self, topic: str, masters: Mapping[str, str], doing: str, deadline: float) -> Times:
+        """The time of each master, at most SHARED_SECONDS ago, of which everything that was stored before it can be seen in the
+        queues from now on; and up to when all that was due in the topic has come there. A broker that was down, or is busy,
+        delivers late."""
+        key = tuple(sorted(masters.items()))
         with self.lock:
-            runtimes, ends = self._ends(masters, doing, deadline)
-            self._forget_delivered(ends)
-            self._read(ends, doing, deadline)
-            found = dict(times)
-            for one in ends:
+            look = self._looks.get(key)
+            if look is None or time.monotonic() - look.begun > SHARED_SECONDS:
+                look = self._looks[key] = self._look(masters, doing, deadline)
+            delivered = dict(look.delivered)
+            for one in look.ends:
                 level = self._level(one)
                 due = [entry.due for entry in level.entries.values() if entry.goes_to == topic]
                 if level.read_to < one.next:
                     due.append(level.last_due)
-                found[one.master] = min([found[one.master], *due])
-        for master, address in masters.items():
-            found[master] = min(found[master], self._timed_until(address, runtimes[master], times[master], doing, deadline))
-        return found
+                delivered[one.master] = min([delivered[one.master], *due])
+        return Times(look.now, delivered)
+
+    def _look(self, masters: Mapping[str, str], doing: str, deadline: float) -> _Look:
+        begun = time.monotonic()
+        now = self._clock.read(masters, deadline)
+        runtimes, ends = self._ends(masters, doing, deadline)
+        self._forget_delivered(ends)
+        self._read(ends, doing, deadline)
+        return _Look(begun, now, ends, {
+            master: self._timed_until(address, runtimes[master], now[master], doing, deadline)
+            for master, address in masters.items()
+        })  # fmt: skip
 
     def _timed_until(self, address: str, runtime: Runtime, now: int, doing: str, deadline: float) -> int:
-        """The same of messages with a time of their own, of whatever topic."""
+        """Up to when all messages with a time of their own have come to their topics."""
         if runtime.timer_behind > 1:  # in whole seconds: up to one is none
             now -= (runtime.timer_behind + 1) * 1000
         if runtime.timer_unread > 0:
@@ -136,8 +177,7 @@ class Schedule:
         stored when all of it can be seen."""
         asked = [(address, Request(Ask.GET_ALL_DELAY_OFFSET)) for address in masters.values()]
         offsets = require_answers(self._pool, asked, deadline, doing)
-        runtimes = self._clock.runtimes(masters, deadline)
-        self._clock.settle(masters, deadline)
+        runtimes = self._clock.settle(masters, deadline)
         found: list[_Ends] = []
         stats = self._ask_stats(list(masters.values()), SCHEDULE, doing, deadline)
         for (master, address), told, stored in zip(masters.items(), offsets, stats, strict=True):
