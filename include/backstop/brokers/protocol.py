@@ -89,7 +89,7 @@ class GroupPosition:
 
     `next_offset`: the first offset not yet passed (lowest unacknowledged, else next to deliver).
     `passed_until`: every message stored before this instant has been passed in this queue: the time of the message at
-    `next_offset`, or the instant just before the look if there is none.
+    `next_offset`, or an instant before the look, by a second at most, if there is none.
     """
 
     queue_id: int
