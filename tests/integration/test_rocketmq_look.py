@@ -37,6 +37,11 @@ def java(shared_rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) ->
         yield peer
 
 
+@pytest.fixture(autouse=True)
+def each_look_reads_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backstop.brokers.rocketmq.schedule.SHARED_SECONDS", -1.0)
+
+
 def now() -> datetime:
     return datetime.now(UTC)
 
@@ -65,6 +70,23 @@ def test_the_time_at_an_offset_is_that_of_its_message_and_past_the_end_that_of_t
     assert all(before - MILLISECOND <= told <= now() for told in told_of.values())
     with pytest.raises(BrokerUnavailable, match="no queue 2"):
         world.look.passed_until(topic, {2: 0})
+
+
+def test_looks_within_a_second_share_a_time_that_is_never_later_than_what_is_passed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = world.made(1)
+    monkeypatch.setattr("backstop.brokers.rocketmq.schedule.SHARED_SECONDS", 3600.0)
+    [first] = world.look.progress(topic, f"g-{topic}")
+    world.send(topic, 1)
+    [second] = world.look.progress(topic, f"g-{topic}")
+    assert second.passed_until == first.passed_until, "older than the message, which is not passed"
+    world.commit(f"g-{topic}", topic, 0, 1)
+    [third] = world.look.progress(topic, f"g-{topic}")
+    assert (third.next_offset, third.passed_until) == (1, first.passed_until)
+    monkeypatch.setattr("backstop.brokers.rocketmq.schedule.SHARED_SECONDS", -1.0)
+    [last] = world.look.progress(topic, f"g-{topic}")
+    assert last.passed_until > first.passed_until
 
 
 def test_more_messages_than_one_page_of_pulls_are_looked_up_each_for_its_own_queue(world: World) -> None:
