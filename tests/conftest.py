@@ -39,9 +39,12 @@ def spark() -> Iterator[Any]:
         session.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One real RocketMQ for all tests that do not kill, stall or fill it: every test names its own topics and groups."""
+    """One real RocketMQ for the tests of a file that do not kill, stall or fill it: every test names its own topics and groups.
+
+    Idle it takes a fifth of a core, so it ends with the file.
+    """
     from rocketmq_server import RocketMQ
 
     with RocketMQ(tmp_path_factory.mktemp("rocketmq")) as server:

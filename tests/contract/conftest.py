@@ -406,13 +406,13 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("activemq")) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_rocketmq_with_logins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQServer]:
     with rocketmq_server(tmp_path_factory.mktemp("rocketmq")) as server:
         yield server
