@@ -153,13 +153,13 @@ def test_an_incident_is_planned_shown_and_replayed_after_a_yes_and_not_after_a_n
 
 def test_a_broker_that_is_away_ends_the_run_incomplete_and_the_stored_letters_are_decided_all_the_same(people: Live) -> None:
     dies(people, {"late": AWAY})
-    people.platform.valkey.stop()
+    people.platform.broker.stop()
     try:
         people.rows("UPDATE dead_letter SET look_at = now() - interval '1 s' WHERE state = 'open'")
         tasks = people.run("triage")
         due = people.rows("SELECT count(*) FROM dead_letter WHERE state = 'open'")
     finally:
-        people.platform.valkey.start()
+        people.platform.broker.start()
     state, error = people.rows("SELECT state, error FROM run WHERE duty = 'triage' ORDER BY run_id DESC LIMIT 1")[0]
     assert (state, tasks[""]) == ("incomplete", "failed") and "broker embedded" in error, (tasks, due)
     tasks = people.run("triage")
