@@ -18,7 +18,9 @@ import redis
 from backstop.errors import ConfigurationError
 from backstop.local import platform as platform_module
 from backstop.local.airflow import Airflow
+from backstop.local.broker_kinds import EMBEDDED
 from backstop.local.child import descendants, is_alive
+from backstop.local.demo import new_platform
 from backstop.local.platform import BACKSTOP_DATABASES, Platform
 from backstop.local.postgres import Postgres
 from backstop.local.supervise import supervisor
@@ -255,6 +257,16 @@ def test_a_second_platform_over_the_same_root_is_refused_and_disturbs_nothing(pl
         Platform(platform.root).start(airflow=False)
     assert platform.postgres.pid == before
     assert read(platform.dsn("control"), "SELECT 1") == [(1,)]
+
+
+def test_a_demo_clears_what_one_on_another_broker_left_and_its_servers_too(tmp_path: Path) -> None:
+    before = Platform(tmp_path / "platform", broker="rocketmq")
+    before._state.save(tmp_path / "platform" / "state.json")
+    before.postgres.start()
+    left = before.postgres.pid
+    assert left is not None and is_alive(left)
+    with new_platform(tmp_path) as platform:
+        assert (platform.broker_kind, is_alive(left)) == (EMBEDDED, False)
 
 
 def test_stopping_and_starting_again_loses_nothing_even_when_a_port_was_taken(tmp_path: Path) -> None:

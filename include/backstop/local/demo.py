@@ -131,10 +131,7 @@ def new_platform(folder: Path, broker: str = EMBEDDED) -> Iterator[Platform]:
     """A platform without history, stopped at the end; its data stays in `folder` until the next demo."""
     root = folder / "platform"
     if root.exists():
-        old = Platform(root)
-        # Refuses when another demo runs here; ends servers that a killed one left behind.
-        old.start(airflow=False)
-        old.stop()
+        Platform(root).clear()  # refuses when another demo runs here
     shutil.rmtree(folder, ignore_errors=True)
     platform = Platform(root, write_config(folder / "backstop.yaml", broker), broker)
     try:

@@ -191,6 +191,14 @@ class Platform:
             environment["JAVA_HOME"] = java_home.read_text().strip()
         return environment
 
+    def clear(self) -> None:
+        """Ends servers that a killed supervisor left over this root; ConfigurationError while one is alive."""
+        self._take_turn()
+        try:
+            self.end_leftovers()
+        finally:
+            self.stop()
+
     def end_leftovers(self) -> None:
         """End servers over this root that outlived their supervisor. Call it only when no supervisor is
         alive."""
