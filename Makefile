@@ -12,12 +12,18 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 # Jobs of seconds on a small machine: the second compiler and a parallel collector cost more than they give.
 export SPARK_SUBMIT_OPTS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 export SPARK_LOCAL_IP := 127.0.0.1
+# Some machines forbid it, and then each of the many Python processes compiles all that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 # Set-up wrote down the Java that it found fit; it is read when a recipe runs, after set-up.
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
+PYTEST = $(WITH_JAVA) $(PY) -m pytest
+# Files of tests at once: most of them wait most of the time.
+JOBS ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help mariadb activemq rocketmq test-brokers setup bench demo chaos soak test test-unit test-all up down traffic status lint types env
+.PHONY: help mariadb activemq rocketmq setup bench demo chaos soak test test-unit test-brokers test-faults test-all collected \
+  up down traffic status lint types lint-and-types env
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,19 +46,28 @@ activemq: setup ## the distribution of ActiveMQ Classic, for tests and the demo 
 rocketmq: setup ## the jars of RocketMQ, for tests and the demo (skipped when already there)
 	-@$(PY) -m backstop.local.fetch_rocketmq
 
-test: setup mariadb activemq rocketmq lint types ## lint, types, and the tests (more than an hour on 2 cores); left out: long runs, and what only `make test-brokers` runs
-	@$(WITH_JAVA) $(PY) -m pytest -m "not soak and not other_broker" $(ARGS)
+test: setup mariadb activemq rocketmq ## lint, types, and the tests, JOBS=5 files at once; left out: long runs, and what only `make test-brokers` runs
+	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
+	@$(PYTEST) -n $(JOBS) -m "not soak and not other_broker" $(ARGS)
+
+# Bytecode of the tests and of what they import is written once, not by each worker.
+collected:
+	@$(PYTEST) --collect-only -qq >/dev/null
 
 test-unit: setup ## unit tests only (within 60 s)
-	@$(WITH_JAVA) $(PY) -m pytest tests/unit $(ARGS)
+	@$(PYTEST) -n 2 tests/unit $(ARGS)
 
 test-brokers: setup activemq rocketmq ## the broker contract on every broker, all tests on real ActiveMQ and RocketMQ, and the demo on each
-	@$(WITH_JAVA) $(PY) -m pytest -m "not soak" tests/contract/test_broker_contract.py tests/contract/test_redis_streams.py \
+	@$(PYTEST) -n 3 -m "not soak" tests/contract/test_broker_contract.py tests/contract/test_redis_streams.py \
 	  tests/unit/test_java_example.py tests/acceptance/test_other_brokers.py \
 	  $$(ls -d tests/*/test_activemq*.py tests/*/test_rocketmq*.py) $(ARGS)
 
-test-all: setup mariadb activemq rocketmq lint types ## everything, the long tests too (seeds, soaks)
-	@$(WITH_JAVA) $(PY) -m pytest $(ARGS)
+test-faults: setup ## that each fault of `make chaos` matters: without its protection the system is found broken
+	@$(PYTEST) -n 2 tests/chaos/test_each_fault_matters.py $(ARGS)
+
+test-all: setup mariadb activemq rocketmq ## everything, the long tests too (seeds, soaks)
+	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
+	@$(PYTEST) -n $(JOBS) $(ARGS)
 
 bench: setup ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix); rows in build/bench/results.json
 	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
@@ -84,3 +99,5 @@ lint: setup ## ruff and the import rules
 
 types: setup ## mypy, strict on include/
 	@$(PY) -m mypy
+
+lint-and-types: lint types

@@ -1,5 +1,5 @@
 """What every test shares: one Spark session (a JVM takes its classpath at its start, so there can be only one kind),
-and one RocketMQ for all tests that do not kill it."""
+one RocketMQ for all tests that do not kill it, one PostgreSQL data directory to copy, and the suite's order and budgets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from quick_postgres import copied_data
+from suite_time import SuiteTime
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,6 +28,23 @@ for name, value in {
 java_home = ROOT / ".local" / "java_home"
 if java_home.exists():
     os.environ.setdefault("JAVA_HOME", java_home.read_text(encoding="utf-8").strip())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SuiteTime(config), "suite_time")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Copied data directories, but for files that test how the server itself is made (`REAL_INITDB = True`)."""
+    from backstop.local.postgres import Postgres
+
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if hasattr(request.config, "workerinput") else base
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "REAL_INITDB", False):
+            patch.setattr(Postgres, "_make_data", copied_data(shared / "pg", Postgres._make_data))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg2
 from psycopg2.extras import Json
@@ -36,13 +37,39 @@ POLICY: dict[str, Any] = {
 
 
 def build_template(postgres: Postgres) -> None:
-    """Databases `template_<role>` with the shipped schema, which every test's databases are copied from."""
+    """Databases `template_<name>` with the shipped schema, which every test's databases are copied from."""
     for name in ("control", "shop_a", "billing_db"):
         postgres.create_database(f"template_{name}")
-        connection = psycopg2.connect(postgres.admin_dsn(f"template_{name}"))
-        with connection, connection.cursor() as cursor:
+        with closing(psycopg2.connect(postgres.admin_dsn(f"template_{name}"))) as connection, connection.cursor() as cursor:
             cursor.execute(whole(ROLES[name]))
-        connection.close()
+            cursor.execute(SHAPE)
+            SHAPES[ROLES[name]] = cursor.fetchone()
+            cursor.execute(FILLED)
+            assert cursor.fetchall() == [], "rows of the schema's own would be lost between tests"
+            connection.commit()
+
+
+SHAPES: dict[str, Any] = {}
+"""By kind of database (control, producer, consumer): its SHAPE before any test."""
+FILLED = """
+SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND pg_relation_size(c.oid) > 0
+"""
+SHAPE = """
+SELECT md5(string_agg(line, E'\n' ORDER BY line)) FROM (
+    SELECT format('%s %s %s %s %s %s', n.nspname, c.relname, c.relkind, c.relacl, c.relrowsecurity, c.reloptions) FROM pg_class c
+        JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+    UNION ALL SELECT format('%s %s %s %s %s %s', attrelid::regclass, attname, atttypid::regtype, attnotnull, attisdropped, attacl)
+        FROM pg_attribute JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE attnum > 0 AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+    UNION ALL SELECT format('%s %s %s', conrelid::regclass, conname, pg_get_constraintdef(oid)) FROM pg_constraint
+    UNION ALL SELECT format('%s %s', tgrelid::regclass, tgname) FROM pg_trigger WHERE NOT tgisinternal
+    UNION ALL SELECT format('%s %s %s', oid::regprocedure, proacl, md5(prosrc)) FROM pg_proc WHERE oid >= 16384
+    UNION ALL SELECT format('%s', setconfig) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase
+        WHERE d.datname = current_database()
+) AS shape (line)
+"""
+"""Everything of a database but its rows."""
 
 
 @dataclass
@@ -143,16 +170,9 @@ class System:
 
 @contextmanager
 def system(postgres: Postgres, valkey: Valkey, **changes: Any) -> Iterator[System]:
-    """A fresh system; `changes` replace or add top-level parts of its settings."""
-    name = f"t{uuid.uuid4().hex[:10]}"
-    urls: dict[str, str] = {"broker": valkey.url()}
-    admin = psycopg2.connect(postgres.admin_dsn())
-    admin.autocommit = True
-    template = {"control": "control", "producer": "shop_a", "consumer": "billing_db"}
-    with admin.cursor() as cursor:
-        for role, folder in ROLES.items():
-            cursor.execute(f"CREATE DATABASE {name}_{role} TEMPLATE template_{template[folder]}")
-            urls[role] = postgres.admin_dsn(f"{name}_{role}")
+    """A system without rows; `changes` replace or add top-level parts of its settings."""
+    databases = IDLE.setdefault(postgres, []).pop() if IDLE.get(postgres) else make_databases(postgres)
+    urls: dict[str, str] = {"broker": valkey.url()} | {role: postgres.admin_dsn(name) for role, name in databases.items()}
     broker = RedisStreams(valkey.url())
     settings = Settings.model_validate(settings_dict(**changes))
     import redis
@@ -166,10 +186,57 @@ def system(postgres: Postgres, valkey: Valkey, **changes: Any) -> Iterator[Syste
         yield System(urls, settings, Connections(resolver=urls.get), broker)
     finally:
         broker.close()
-        with admin.cursor() as cursor:
-            for role in ROLES:
-                cursor.execute(f"DROP DATABASE {name}_{role} WITH (FORCE)")
-        admin.close()
+        if all(is_empty_again(postgres, name, ROLES[role]) for role, name in databases.items()):
+            IDLE.setdefault(postgres, []).append(databases)
+        else:
+            drop(postgres, databases)
+
+
+IDLE: WeakKeyDictionary[Postgres, list[dict[str, str]]] = WeakKeyDictionary()
+"""By server: databases that earlier tests left as they were made, by role."""
+
+
+def make_databases(postgres: Postgres) -> dict[str, str]:
+    """A new database for each role: role -> name."""
+    name, template = uuid.uuid4().hex[:10], {"control": "control", "producer": "shop_a", "consumer": "billing_db"}
+    made = {role: f"t{name}_{role}" for role in ROLES}
+    with closing(psycopg2.connect(postgres.admin_dsn())) as admin, admin.cursor() as cursor:
+        admin.autocommit = True
+        for role, kind in ROLES.items():
+            cursor.execute(f"CREATE DATABASE {made[role]} TEMPLATE template_{template[kind]}")
+    return made
+
+
+def drop(postgres: Postgres, databases: Mapping[str, str]) -> None:
+    with closing(psycopg2.connect(postgres.admin_dsn())) as admin, admin.cursor() as cursor:
+        admin.autocommit = True
+        for name in databases.values():
+            cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def is_empty_again(postgres: Postgres, database: str, kind: str) -> bool:
+    """Empty every table that somebody wrote to; False where the test left anything but rows, or the server is away.
+
+    A test that changed a table, a right, a setting or a row of the schema's own gets its databases dropped.
+    """
+    try:
+        connection = psycopg2.connect(postgres.admin_dsn(database))
+    except psycopg2.OperationalError:
+        return False
+    with closing(connection), connection.cursor() as cursor:
+        connection.autocommit = True
+        cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                       " WHERE datname = current_database() AND pid <> pg_backend_pid()")  # fmt: skip
+        cursor.execute(SHAPE)
+        if cursor.fetchone() != SHAPES[kind]:
+            return False
+        cursor.execute(FILLED)
+        if filled := [name for (name,) in cursor.fetchall()]:
+            cursor.execute(f"TRUNCATE {', '.join(filled)} CASCADE")
+        cursor.execute("SELECT format('%I.%I', schemaname, sequencename) FROM pg_sequences WHERE last_value IS NOT NULL")
+        for (sequence,) in cursor.fetchall():
+            cursor.execute(f"ALTER SEQUENCE {sequence} RESTART")
+    return True
 
 
 def settings_dict(**changes: Any) -> dict[str, Any]:

@@ -41,6 +41,9 @@ hello()
 """
 
 
+REAL_INITDB = True
+
+
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     with Postgres(tmp_path_factory.mktemp("postgres")) as server:
