@@ -9,6 +9,7 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.config.connections import Connections
 from backstop.errors import RunLost, StoreUnavailable
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
@@ -191,6 +192,24 @@ def test_a_group_that_takes_no_duplicates_makes_a_case_instead_of_a_resend_to_th
         run_once(world.settings, world.connections, lambda: spark, no_audit)
         assert world.rows("control", "SELECT kind, consumer_group FROM case_file") == [("no_route", "billing")]
         assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+
+
+def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_be_read(
+    postgres: Postgres, valkey: Valkey, spark: Any
+) -> None:
+    groups = {
+        "billing": {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"},
+        "shipping": {"store": "shipping_db", "duplicates": "no", "progress": "acknowledged"},
+    }
+    with system(postgres, valkey, groups=groups) as world:
+        world.stub("never", send_count=0)
+        away = Connections(resolver={**world.urls, "shipping_db": "postgresql://x@127.0.0.1:1/gone"}.get)
+        with pytest.raises(StoreUnavailable, match="shipping_db"):
+            run_once(world.settings, away, lambda: spark, no_audit)
+        assert verdicts(world)["never", "billing"] == ("UNSENT", "never_sent")
+        assert world.rows("control", "SELECT kind FROM case_file") == []
+        run_once(world.settings, world.connections, lambda: spark, no_audit)
+        assert world.rows("control", "SELECT groups FROM resend_request") == [(None,)]
 
 
 def test_broken_rows_are_set_aside_once_and_counted(world: System, reconcile: Any) -> None:

@@ -227,6 +227,21 @@ def test_a_route_through_a_group_that_takes_no_duplicates_is_closed_as_no_route(
     assert world.copies() == {}
 
 
+def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_be_read(world: World) -> None:
+    world.set("groups", "shipping", "duplicates", to="no")
+    for message_id, sends in (("never", 0), ("refused", 1)):
+        world.stubs([message_id], send_count=sends, refusals=sends)
+        world.ask([message_id], number=sends + 1)
+    good = world.urls["backstop_consumer_shipping"]
+    world.urls["backstop_consumer_shipping"] = f"postgresql://u:p@127.0.0.1:{free_port()}/x"
+    with pytest.raises(Unavailable, match="shipping_db"):
+        world.resend()
+    assert world.requests() == {"open": 2} and world.copies() == {}
+    world.urls["backstop_consumer_shipping"] = good
+    world.sql("control", "UPDATE resend_request SET not_before = now()")
+    assert world.resend()["sent"] == 2
+
+
 def test_the_rate_limit_holds_across_workers(world: World) -> None:
     rate = 40
     world.set("policy", "rate_limit", to=rate)

@@ -21,7 +21,7 @@ from backstop.errors import StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.records import Counts, Key
-from backstop.resend.request import FOR_GOOD, Ask, ask, ramped_topics, route_for
+from backstop.resend.request import FOR_GOOD, Ask, ask, duplicates_of, ramped_topics, route_for, waits_for_evidence
 from backstop.runs.control import connect
 from backstop.runs.run import Run, hold
 from backstop.stores.protocol import StubOutcome, StubStore
@@ -178,6 +178,8 @@ def _decide_message(
         verdicts.update(row[7])
     route = route_for(sources, topic, frozenset(wanted), verdicts)
     if route is None:
+        if waits_for_evidence(wanted, duplicates_of(settings, topic), verdicts, never_sent=rows[0][8]):
+            return [], blocked
         return [], blocked + [("no_route", (shard, topic, message_id, group)) for group in wanted]
     everybody = set(wanted) == set(settings.groups_of(topic))
     reasons = ", ".join(sorted(set(wanted.values())))
