@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,8 @@ from backstop.local.valkey import Valkey
 from backstop.reconcile.run_once import run_once
 from backstop.records import Counts, Key
 from backstop.runs.run import Run, close_run, open_run
+from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.protocol import Scan
 from system import System, build_template, system
 
 
@@ -210,6 +213,25 @@ def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_b
         assert world.rows("control", "SELECT kind FROM case_file") == []
         run_once(world.settings, world.connections, lambda: spark, no_audit)
         assert world.rows("control", "SELECT groups FROM resend_request") == [(None,)]
+
+
+def test_a_stub_that_moves_between_two_ranges_of_the_scan_counts_once(
+    world: System, reconcile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = world.sent("moved")
+    world.consume("billing")
+    world.consume("shipping")
+    scan_due = PostgresStubs.scan_due
+
+    def read_twice(store: PostgresStubs, *given: Any) -> Scan:
+        scan = scan_due(store, *given)
+        return replace(scan, predicates=[*scan.predicates, *scan.predicates])
+
+    monkeypatch.setattr(PostgresStubs, "scan_due", read_twice)
+    assert reconcile()["stubs_read"] == 1
+    assert world.rows("control", "SELECT reason FROM quarantine") == []
+    assert world.rows("control", "SELECT sum(deliveries)::int FROM verdict_count") == [(2,)]
+    assert status(world, key) == "confirmed"
 
 
 def test_broken_rows_are_set_aside_once_and_counted(world: System, reconcile: Any) -> None:

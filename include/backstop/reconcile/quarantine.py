@@ -55,20 +55,7 @@ def quarantine_stubs(
         .when(f.coalesce(f.col("send_count") < f.col("refusals"), f.lit(True)), "more_refusals_than_sends")
         .when(f.col("created_at").isNull() | f.col("next_check_at").isNull(), "no_time")
     )
-    checked = stubs.withColumn("broken", reason)
-    if len(settings.producers) > 1:
-        # Hashes first: comparing eight bytes a row is cheap, and a shared hash is then looked at by its real key.
-        hashed = checked.withColumn("key_hash", f.xxhash64("topic", "message_id"))
-        shared = hashed.groupBy("key_hash").agg(f.count("*").alias("rows")).where("rows > 1").select("key_hash")
-        shared = shared.localCheckpoint(eager=True)
-        if not shared.isEmpty():
-            twice = (
-                hashed.join(f.broadcast(shared), "key_hash")
-                .groupBy("topic", "message_id").agg(f.count("*").alias("copies")).where("copies > 1")
-            )  # fmt: skip
-            checked = checked.join(f.broadcast(twice), ["topic", "message_id"], "left").withColumn(
-                "broken", f.coalesce("broken", f.when(f.col("copies") > 1, "on_two_shards"))
-            )
+    checked = _mark_shared_ids(stubs.withColumn("broken", reason))
     kinds = checked.groupBy("shard", "topic", f.isnull("broken").alias("sound")).agg(f.count("*").alias("rows")).collect()
     read = [Read(kind["shard"], kind["topic"], kind["sound"], kind["rows"]) for kind in kinds]
     broken = checked.where("broken IS NOT NULL")
@@ -86,6 +73,34 @@ def quarantine_stubs(
     )  # fmt: skip
     sound = checked.where("broken IS NULL").select(*stubs.columns)
     return sound, staged, read
+
+
+def _mark_shared_ids(checked: DataFrame) -> DataFrame:
+    """Every row once, broken where several shards have its id.
+
+    Each range of the due index is read by a statement of its own, so that a stub which moves between two ranges meanwhile is
+    read twice: its newer version stays.
+    """
+    # Hashes first: comparing eight bytes a row is cheap, and a shared hash is then looked at by its real key.
+    hashed = checked.withColumn("key_hash", f.xxhash64("topic", "message_id"))
+    shared = hashed.groupBy("key_hash").agg(f.count("*").alias("rows")).where("rows > 1").select("key_hash")
+    shared = shared.localCheckpoint(eager=True)
+    if shared.isEmpty():
+        return checked
+    newest = (
+        hashed.join(f.broadcast(shared), "key_hash")
+        .groupBy("shard", "topic", "message_id")
+        .agg(f.max_by("stub_id", f.struct("send_count", "next_check_at", "stub_id")).alias("newest"))
+        .localCheckpoint(eager=True)
+    )  # fmt: skip
+    shards = newest.groupBy("topic", "message_id").agg(f.count("*").alias("shards")).where("shards > 1")
+    return (
+        checked.join(f.broadcast(newest), ["shard", "topic", "message_id"], "left")
+        .where("newest IS NULL OR newest = stub_id")
+        .join(f.broadcast(shards), ["topic", "message_id"], "left")
+        .withColumn("broken", f.coalesce("broken", f.when(f.col("shards") > 1, "on_two_shards")))
+        .drop("newest", "shards")
+    )  # fmt: skip
 
 
 def quarantine_logs(deliveries: DataFrame, settings: Settings, control: Any, run: Run) -> None:
