@@ -78,7 +78,7 @@ def with_history(never_analysed: PostgresWorld) -> tuple[PostgresWorld, datetime
 
 @pytest.mark.parametrize(
     "name",
-    ["stubs", "attempts", "contents", "claim", "settle", "promote", "stub_columns of_keys",
+    ["stubs", "attempts", "contents", "sizes", "claim", "settle", "promote", "stub_columns of_keys",
      "attempt_columns attempts_of_keys", "logs"],
 )
 def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statistics(

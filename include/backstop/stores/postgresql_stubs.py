@@ -160,6 +160,9 @@ class PostgresStubs:
             for topic, message_id, content, headers, tag, ordering_key, version in self._by_key("contents", keys)
         }
 
+    def sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
+        return {Key(topic, message_id): size for topic, message_id, size in self._by_key("sizes", keys)}
+
     def claim(self, claims: Sequence[Claim]) -> set[Key]:
         if len({claim.key for claim in claims}) != len(claims):
             raise ContractBroken(

@@ -214,6 +214,10 @@ class StubStore(Protocol):
         """What to publish: the only method that reads payloads. The header backstop-content-version tells an edit's number."""
         ...
 
+    def sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
+        """By key, the bytes of content and headers, without reading the content; a key without a row is absent."""
+        ...
+
     def claim(self, claims: Sequence[Claim]) -> set[Key]:
         """One statement, one commit; returns the keys whose number was handed out to this caller."""
         ...
