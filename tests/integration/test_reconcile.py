@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -232,6 +233,18 @@ def test_a_stub_that_moves_between_two_ranges_of_the_scan_counts_once(
     assert world.rows("control", "SELECT reason FROM quarantine") == []
     assert world.rows("control", "SELECT sum(deliveries)::int FROM verdict_count") == [(2,)]
     assert status(world, key) == "confirmed"
+
+
+def test_an_id_that_no_key_of_the_control_database_holds_stops_no_other(world: System, reconcile: Any) -> None:
+    """It fits the stub's own index, in a table that was there before its lengths were checked."""
+    world.stub(random.Random(1).randbytes(1300).hex(), schema_version=1, send_count=0)
+    key = world.sent("sound")
+    world.consume("billing")
+    world.consume("shipping")
+    for _ in range(2):
+        reconcile()
+    assert status(world, key) == "confirmed"
+    assert world.rows("control", "SELECT reason, length(message_id) FROM quarantine") == [("key_too_long", 2600)]
 
 
 def test_broken_rows_are_set_aside_once_and_counted(world: System, reconcile: Any) -> None:

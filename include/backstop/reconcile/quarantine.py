@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ from pyspark.sql import functions as f
 
 from backstop.config.settings import Settings
 from backstop.named_sql import load
-from backstop.records import StubStatus
+from backstop.records import ID_BYTES, TOPIC_BYTES, StubStatus
 from backstop.runs.run import Run, hold
 from backstop.verdicts.frames import micros
 
@@ -21,6 +22,11 @@ _SQL = load("backstop.reconcile", "queries.sql")
 _BATCH = 5_000
 OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 """What a run over due stubs may meet."""
+
+TOO_LONG = "key_too_long"
+"""No key of the control database holds such a row: its quarantine is all that is written about it."""
+_KEY_BYTES = 2000
+"""Of a row's key as text; with store and reason within what one index entry holds (2,704 bytes)."""
 
 Broken = tuple[str, str, str, str | None, str | None, str | None]
 """store, row_key, reason, topic, message_id, consumer_group"""
@@ -43,12 +49,14 @@ def quarantine_stubs(
 
     The broken are written to `quarantine`.
 
-    Broken: no id, no topic, a topic that no policy names, an unknown status, more refusals than sends, or one id on two
-    shards (which of the two promises is the real one, a machine cannot know).
+    Broken: a topic or id longer than the contract allows, no id, no topic, a topic that no policy names, an unknown status,
+    more refusals than sends, or one id on two shards (which of the two promises is the real one, a machine cannot know).
     """
     topics = list(settings.topics)
+    too_long = (f.octet_length("message_id") > ID_BYTES) | (f.octet_length("topic") > TOPIC_BYTES)
     reason = (
-        f.when(f.trim(f.coalesce("message_id", f.lit(""))) == "", "no_message_id")
+        f.when(too_long, TOO_LONG)
+        .when(f.trim(f.coalesce("message_id", f.lit(""))) == "", "no_message_id")
         .when(f.trim(f.coalesce("topic", f.lit(""))) == "", "no_topic")
         .when(~f.col("topic").isin(topics), "topic_without_policy")
         .when(f.coalesce(~f.col("status").isin(*map(str, statuses)), f.lit(True)), "unknown_status")
@@ -60,14 +68,14 @@ def quarantine_stubs(
     read = [Read(kind["shard"], kind["topic"], kind["sound"], kind["rows"]) for kind in kinds]
     broken = checked.where("broken IS NOT NULL")
     rows = [] if all(one.sound for one in read) else [
-        (f"shard {row['shard']}", _row_key(row["topic"], row["message_id"]), row["broken"], row["topic"],
+        (f"shard {row['shard']}", row_key(row["topic"], row["message_id"]), row["broken"], row["topic"],
          row["message_id"], None)
         for row in broken.collect()
     ]  # fmt: skip
     _write(control, run, rows)
     # They stay pending, and are looked at again from time to time: somebody may mend the policy or the row.
     again = micros(run.as_of + settings.policy_for(None).unknown_horizon)
-    staged = broken.select(
+    staged = broken.where(f.col("broken") != TOO_LONG).select(
         "shard", "topic", "message_id", f.col("status").alias("old_status"), f.col("status").alias("new_status"),
         "send_count", f.lit(0).alias("deliveries"), f.lit(again).alias("next_look_at"),
     )  # fmt: skip
@@ -108,16 +116,18 @@ def quarantine_logs(deliveries: DataFrame, settings: Settings, control: Any, run
     broken = deliveries.where("log_broken IS NOT NULL").select("consumer_group", "topic", "message_id", "log_broken")
     rows = (
         (f"store {settings.groups[row['consumer_group']].store}",
-         _row_key(row["consumer_group"], row["topic"], row["message_id"]), row["log_broken"], row["topic"],
+         row_key(row["consumer_group"], row["topic"], row["message_id"]), row["log_broken"], row["topic"],
          row["message_id"], row["consumer_group"])
         for row in broken.collect()
     )  # fmt: skip
     _write(control, run, rows)
 
 
-def _row_key(*parts: str | None) -> str:
+def row_key(*parts: str | None) -> str:
+    """One text for a row's key; the SHA-256 of it where no index could hold it."""
     # Ids may contain any separator: lengths in front make the joined text unique.
-    return "".join(f"{len(part)}:{part}" for part in (part or "" for part in parts))
+    joined = "".join(f"{len(part)}:{part}" for part in (part or "" for part in parts))
+    return joined if len(joined.encode()) <= _KEY_BYTES else f"sha256:{sha256(joined.encode()).hexdigest()}"
 
 
 def _write(control: Any, run: Run, rows: Iterable[Broken]) -> None:
