@@ -115,6 +115,7 @@ def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statisti
         "group": "billing",
         "shard": "shop",
         "as_of": datetime.now(UTC),
+        "own_as_of": datetime.now(UTC),
     }
     database, file = ("consumer", "postgresql_logs.sql") if name == "logs" else ("producer", "postgresql_stubs.sql")
     queries = load("backstop.stores", file)

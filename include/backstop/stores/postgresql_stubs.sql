@@ -308,7 +308,7 @@ WITH decided AS (
         WHERE m.topic = d.topic AND m.message_id = d.message_id
             AND m.status = d.old_status AND m.send_count = d.send_count
             -- A person who allowed more sends since the run looked changed neither status nor count: not exhausted after all.
-            AND (d.new_status <> 'exhausted' OR m.status = 'exhausted' OR m.updated_at <= %(as_of)s::timestamptz)
+            AND (d.new_status <> 'exhausted' OR m.status = 'exhausted' OR m.updated_at <= %(own_as_of)s::timestamptz)
         FOR UPDATE) s
 ), moved AS (
     UPDATE message_stub s SET
