@@ -229,5 +229,10 @@ class Child:
             stream.close()
 
 
-def fences(database: Database) -> list[tuple[str, int]]:
-    return [(row["message_id"], row["fence"]) for row in database.run("SELECT * FROM effect ORDER BY message_id, fence")]
+def grants(database: Database) -> list[tuple[str, int]]:
+    """Each message with an effect under the fence of its last grant, and how many grants it took."""
+    found = database.run(
+        "SELECT message_id, l.attempts FROM effect e JOIN consumer_log l USING (consumer_group, topic, message_id, fence)"
+        " ORDER BY message_id"
+    )
+    return [(row["message_id"], row["attempts"]) for row in found]

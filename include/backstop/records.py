@@ -21,6 +21,11 @@ VERSION_HEADER = "backstop-content-version"
 """Which edit of the content this is, 1 for the original (also when absent)."""
 
 
+TOPIC_BYTES = GROUP_BYTES = 255
+ID_BYTES = ORDERING_KEY_BYTES = 1024
+"""The contract's longest names and keys, in bytes of UTF-8: those that share an index fit one of its entries (2,704 bytes)."""
+
+
 class Key(NamedTuple):
     """A message's identity. Ids may contain any Unicode, ':', '%' and quotes: never join the two as text."""
 

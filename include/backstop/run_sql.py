@@ -18,6 +18,9 @@ _PARAMETER = re.compile(r"%\((\w+)\)s")
 _MARKS = {"format": "%s", "qmark": "?"}
 _IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
 STYLES = ("pyformat", *_MARKS)
+_PASSING = frozenset({"OperationalError", "InterfaceError"})
+_LIMITS = frozenset({"ProgramLimitExceeded", "StatementTooComplex", "TooManyColumns", "TooManyArguments"})
+"""PostgreSQL's class 54: the same statement fails again, whenever it is repeated."""
 
 
 class Cursor(Protocol):
@@ -102,5 +105,7 @@ def is_in_transaction(connection: object) -> bool:
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether the database did not do it for a reason that passes: PEP 249's two classes, by name."""
-    return any(kind.__name__ in ("OperationalError", "InterfaceError") for kind in type(error).__mro__)
+    """Whether the database did not do it for a reason that passes: PEP 249's two classes, by name; not an exceeded limit, which
+    drivers file under them."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint(_PASSING) and names.isdisjoint(_LIMITS)

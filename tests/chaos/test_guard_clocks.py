@@ -24,8 +24,8 @@ from fault_world import (  # noqa: F401
     broker,
     database,
     effects,
-    fences,
     fronted,
+    grants,
     guarding,
     nothing_left,
     publish,
@@ -74,7 +74,7 @@ def test_a_database_clock_set_back_by_an_hour_makes_no_second_holder_and_loses_n
     with pytest.raises(LeaseLost):
         work(one, acquired(under))  # as old as an hour, all of a sudden: it is taken over, and has no effect
     work(other, acquired(taken))
-    assert fences(database) == [("alive", 1), ("dead", 2), ("under the wrong clock", 2)]
+    assert grants(database) == [("alive", 1), ("dead", 2), ("under the wrong clock", 2)]
     world.close()
 
 
@@ -92,7 +92,7 @@ def test_a_redis_clock_set_back_by_an_hour_keeps_no_message_from_the_database(da
     work(other, taken)
     work(one, done)
     assert world.worker().begin([arrival("late"), arrival("done")]) == [Done(), Done()]
-    assert fences(database) == [("done", 1), ("late", 2)]
+    assert grants(database) == [("done", 1), ("late", 2)]
     world.close()
 
 

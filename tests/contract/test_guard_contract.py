@@ -340,6 +340,16 @@ def test_fences_only_grow_and_every_attempt_is_counted(world: GuardWorld, one: W
     assert fences == sorted(set(fences))
 
 
+def test_a_fence_grows_also_after_its_record_was_purged(world: GuardWorld) -> None:
+    worker = world.worker()
+    for _ in range(3):
+        last = acquired(worker.begin([arrival(ID)])[0])
+        world.expire(ID)
+    world.database.run("DELETE FROM consumer_log")
+    world.redis.flushall()
+    assert acquired(worker.begin([arrival(ID)])[0]).fence > last.fence
+
+
 @pytest.mark.parametrize("where", ["message id", "topic", "group"])
 def test_odd_names_are_messages_of_their_own(world: GuardWorld, where: str) -> None:
     if where == "group":

@@ -536,6 +536,16 @@ def test_a_promotion_that_says_exhausted_does_not_undo_the_raise_of_a_person(wor
     assert store.promote([exhausted._replace(key=Key("orders", "m-2"))], datetime.now(UTC)) == 1
 
 
+def test_what_a_person_raised_by_the_stores_clock_is_compared_with_that_clock(world: PostgresWorld, store: StubStore) -> None:
+    exhausted = StubOutcome(KEY, "pending", "exhausted", 1, None)
+    world.put_stub(send_count=1, max_sends=1)
+    assert store.raise_max_sends(KEY, 5)
+    ahead = datetime.now(UTC) + timedelta(seconds=3)
+    assert store.promote([exhausted], ahead, ahead - timedelta(seconds=10)) == 0
+    assert world.stub()["status"] == "pending"
+    assert store.promote([exhausted], ahead, ahead) == 1
+
+
 def test_a_stub_under_way_may_stay_pending(world: PostgresWorld, store: StubStore) -> None:
     world.put_stub(send_count=1, attempt_token=token(), attempt_deadline=NOW, attempted_at=NOW)
     assert store.promote([StubOutcome(KEY, "pending", "pending", 1, NOW)], NOW) == 1

@@ -402,6 +402,7 @@ def test_a_batch_with_an_id_twice_writes_nothing(producer: Database) -> None:
         {"message_id": ""}, {"message_id": "a\x00"}, {"message_id": "x" * 1025}, {"message_id": "\ud800"},
         {"topic": ""}, {"content": "text"}, {"content": b"x" * (4 * 1024 * 1024 + 1)},
         {"headers": {"a": 1}}, {"headers": {"a": "\x00"}}, {"headers": {"backstop-groups": "[]"}},
+        {"message_id": " \t"}, {"topic": " "}, {"ordering_key": ""}, {"ordering_key": "x" * 1025},
         {"tag": ""}, {"deliver_at": datetime(2026, 1, 1)},
     ],
     ids=str,

@@ -8,9 +8,11 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg2
 import pytest
 
 from backstop.errors import StoreUnavailable
@@ -78,7 +80,7 @@ def with_history(never_analysed: PostgresWorld) -> tuple[PostgresWorld, datetime
 
 @pytest.mark.parametrize(
     "name",
-    ["stubs", "attempts", "contents", "claim", "settle", "promote", "stub_columns of_keys",
+    ["stubs", "attempts", "contents", "sizes", "claim", "settle", "promote", "stub_columns of_keys",
      "attempt_columns attempts_of_keys", "logs"],
 )
 def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statistics(
@@ -113,6 +115,7 @@ def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statisti
         "group": "billing",
         "shard": "shop",
         "as_of": datetime.now(UTC),
+        "own_as_of": datetime.now(UTC),
     }
     database, file = ("consumer", "postgresql_logs.sql") if name == "logs" else ("producer", "postgresql_stubs.sql")
     queries = load("backstop.stores", file)
@@ -242,6 +245,54 @@ def test_a_server_that_freezes_is_told_after_a_bounded_time(running: PostgresWor
         for pid in reversed(frozen):
             os.kill(pid, signal.SIGCONT)
     assert connection.rows("SELECT 1") == [(1,)]
+    connection.close()
+
+
+def test_a_statement_beyond_a_limit_of_the_server_is_refused_and_the_connection_stays(running: PostgresWorld) -> None:
+    connection = PostgresConnection("shard shop_a", running.server.admin_dsn("producer"))
+    before = connection.rows("SELECT pg_backend_pid()")
+    with pytest.raises(StoreUnavailable, match="refused: index row"):
+        connection.rows(
+            "INSERT INTO message_stub (topic, message_id, content, next_check_at, schema_version) SELECT 'orders',"
+            " string_agg(md5(n::text), ''), '', now(), 1 FROM generate_series(1, 200) n RETURNING topic"
+        )
+    assert connection.rows("SELECT pg_backend_pid()") == before
+    connection.close()
+
+
+def test_a_commit_that_no_synchronous_standby_confirmed_is_not_called_done(running: PostgresWorld) -> None:
+    """Somebody cancels the wait, and the server only warns: a failover may lose what was written."""
+    url = running.server.admin_dsn("producer")
+    connection = PostgresConnection("shard shop_a", url)
+    running.put_stub(message_id="not replicated")
+    owner = psycopg2.connect(url)
+    owner.autocommit = True
+
+    def write() -> list[tuple[Any, ...]]:
+        return connection.rows("UPDATE message_stub SET tag = 'x' WHERE message_id = 'not replicated' RETURNING tag")
+
+    with owner.cursor() as cursor, ThreadPoolExecutor() as threads:
+        try:
+            cursor.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            cursor.execute("SELECT pg_reload_conf()")
+            given_up = time.monotonic() + 20
+            while connection.rows("SHOW synchronous_standby_names") != [("nobody",)]:
+                assert time.monotonic() < given_up
+            writing = threads.submit(write)
+            cancelled: list[Any] = []
+            while not cancelled:
+                assert time.monotonic() < given_up
+                cursor.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+                cancelled = cursor.fetchall()
+            with pytest.raises(StoreUnavailable, match="synchronous standby"):
+                writing.result()
+            assert connection.rows("SELECT tag FROM message_stub WHERE message_id = 'not replicated'") == [("x",)]
+        finally:
+            cursor.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            cursor.execute("SELECT pg_reload_conf()")
+            cursor.execute("SET synchronous_commit = local")
+            cursor.execute("DELETE FROM message_stub WHERE message_id = 'not replicated'")
+    owner.close()
     connection.close()
 
 

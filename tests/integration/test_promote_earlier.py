@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -12,15 +13,21 @@ from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 from backstop.reconcile.promote import promote
 from backstop.runs.run import close_run, open_run
+from backstop.stores.postgresql_stubs import PostgresStubs
 from system import System, build_template, system
 
 
-@pytest.fixture
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
     with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
         build_template(postgres)
-        with system(postgres, valkey) as made:
-            yield made
+        yield postgres, valkey
+
+
+@pytest.fixture
+def world(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
+    with system(*servers) as made:
+        yield made
 
 
 def next_run(world: System, connections: Connections) -> None:
@@ -61,3 +68,25 @@ def test_an_earlier_run_is_done_only_when_all_its_shards_were_reached(world: Sys
     next_run(world, world.connections)
     assert world.rows("control", state, earlier.run_id) == [("done",)]
     assert world.rows("shop_b", "SELECT status FROM message_stub") == [("confirmed",)]
+
+
+def test_a_raise_by_a_person_is_kept_where_the_shards_clock_is_behind(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conn = world.control()
+    run = open_run(conn, "reconcile", "*", world.settings)
+    clock = PostgresStubs.clock
+    monkeypatch.setattr(PostgresStubs, "clock", lambda store: clock(store) - timedelta(seconds=10))
+    for message_id, changed in (("raised", 0), ("left", 60)):
+        key = world.stub(message_id)
+        # By a clock 10 s behind: raised since the run looked, or left alone for a minute before.
+        world.rows("shop_a", "UPDATE message_stub SET updated_at = now() - interval '10 s' - %s * interval '1 s'"
+                   " WHERE message_id = %s", changed, message_id)  # fmt: skip
+        world.rows("control", "INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status,"
+                   " send_count, deliveries) VALUES (%s, 0, 'shop_a', %s, %s, 'pending', 'exhausted', 1, 2)",
+                   run.run_id, *key)  # fmt: skip
+    promote(world.settings, world.connections, conn, run)
+    close_run(conn, run, "done", {})
+    conn.close()
+    found = world.rows("shop_a", "SELECT message_id, status FROM message_stub ORDER BY 1")
+    assert found == [("left", "exhausted"), ("raised", "pending")]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import psycopg2
 import pytest
 
+from backstop.config.connections import Connections
 from backstop.errors import RunLost, StoreUnavailable
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 from backstop.reconcile.run_once import run_once
 from backstop.records import Counts, Key
 from backstop.runs.run import Run, close_run, open_run
+from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.protocol import Scan
 from system import System, build_template, system
 
 
@@ -191,6 +196,55 @@ def test_a_group_that_takes_no_duplicates_makes_a_case_instead_of_a_resend_to_th
         run_once(world.settings, world.connections, lambda: spark, no_audit)
         assert world.rows("control", "SELECT kind, consumer_group FROM case_file") == [("no_route", "billing")]
         assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+
+
+def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_be_read(
+    postgres: Postgres, valkey: Valkey, spark: Any
+) -> None:
+    groups = {
+        "billing": {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"},
+        "shipping": {"store": "shipping_db", "duplicates": "no", "progress": "acknowledged"},
+    }
+    with system(postgres, valkey, groups=groups) as world:
+        world.stub("never", send_count=0)
+        away = Connections(resolver={**world.urls, "shipping_db": "postgresql://x@127.0.0.1:1/gone"}.get)
+        with pytest.raises(StoreUnavailable, match="shipping_db"):
+            run_once(world.settings, away, lambda: spark, no_audit)
+        assert verdicts(world)["never", "billing"] == ("UNSENT", "never_sent")
+        assert world.rows("control", "SELECT kind FROM case_file") == []
+        run_once(world.settings, world.connections, lambda: spark, no_audit)
+        assert world.rows("control", "SELECT groups FROM resend_request") == [(None,)]
+
+
+def test_a_stub_that_moves_between_two_ranges_of_the_scan_counts_once(
+    world: System, reconcile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = world.sent("moved")
+    world.consume("billing")
+    world.consume("shipping")
+    scan_due = PostgresStubs.scan_due
+
+    def read_twice(store: PostgresStubs, *given: Any) -> Scan:
+        scan = scan_due(store, *given)
+        return replace(scan, predicates=[*scan.predicates, *scan.predicates])
+
+    monkeypatch.setattr(PostgresStubs, "scan_due", read_twice)
+    assert reconcile()["stubs_read"] == 1
+    assert world.rows("control", "SELECT reason FROM quarantine") == []
+    assert world.rows("control", "SELECT sum(deliveries)::int FROM verdict_count") == [(2,)]
+    assert status(world, key) == "confirmed"
+
+
+def test_an_id_that_no_key_of_the_control_database_holds_stops_no_other(world: System, reconcile: Any) -> None:
+    """It fits the stub's own index, in a table that was there before its lengths were checked."""
+    world.stub(random.Random(1).randbytes(1300).hex(), schema_version=1, send_count=0)
+    key = world.sent("sound")
+    world.consume("billing")
+    world.consume("shipping")
+    for _ in range(2):
+        reconcile()
+    assert status(world, key) == "confirmed"
+    assert world.rows("control", "SELECT reason, length(message_id) FROM quarantine") == [("key_too_long", 2600)]
 
 
 def test_broken_rows_are_set_aside_once_and_counted(world: System, reconcile: Any) -> None:

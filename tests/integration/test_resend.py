@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ import pytest
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.errors import RunLost, Unavailable
 from backstop.local.ports import free_port
-from backstop.records import GROUPS_HEADER, Key
+from backstop.records import GROUPS_HEADER, Key, Message
 from backstop.resend.policy import NotNeeded, Postpone, Send, backoff
 from backstop.resend.settle import FOR_GOOD
 from backstop.resend.work import now, plan, run_duty, run_once, work
 from backstop.runs.scope import name_of
+from backstop.stores.postgresql_stubs import PostgresStubs
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401
 
 
@@ -225,6 +227,42 @@ def test_a_route_through_a_group_that_takes_no_duplicates_is_closed_as_no_route(
     found = world.request("m")
     assert (found["state"], found["error"]) == ("not_needed", "no_route")
     assert world.copies() == {}
+
+
+def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_be_read(world: World) -> None:
+    world.set("groups", "shipping", "duplicates", to="no")
+    for message_id, sends in (("never", 0), ("refused", 1)):
+        world.stubs([message_id], send_count=sends, refusals=sends)
+        world.ask([message_id], number=sends + 1)
+    good = world.urls["backstop_consumer_shipping"]
+    world.urls["backstop_consumer_shipping"] = f"postgresql://u:p@127.0.0.1:{free_port()}/x"
+    with pytest.raises(Unavailable, match="shipping_db"):
+        world.resend()
+    assert world.requests() == {"open": 2} and world.copies() == {}
+    world.urls["backstop_consumer_shipping"] = good
+    world.sql("control", "UPDATE resend_request SET not_before = now()")
+    assert world.resend()["sent"] == 2
+
+
+def test_a_chunk_of_a_resend_is_bounded_by_the_bytes_of_its_contents(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers are taken before contents are read: what does not fit in memory must not use up a number of each message."""
+    small = [f"m-{n}" for n in range(10)]
+    world.stubs([*small, "large " + "x" * 200])
+    world.ask([*small[:5], "large " + "x" * 200, *small[5:]])
+    monkeypatch.setattr("backstop.resend.send_claimed._CHUNK_BYTES", 4 * len("content of m-0{}"))
+    read: list[int] = []
+    contents = PostgresStubs.contents
+
+    def noted(store: PostgresStubs, keys: Iterable[Key]) -> dict[Key, Message]:
+        wanted = list(keys)
+        read.append(len(wanted))
+        return contents(store, wanted)
+
+    monkeypatch.setattr(PostgresStubs, "contents", noted)
+    assert world.resend()["published"] == 11
+    assert sorted(read) == [1, 2, 4, 4] and set(world.copies().values()) == {1}
 
 
 def test_the_rate_limit_holds_across_workers(world: World) -> None:

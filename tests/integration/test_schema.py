@@ -3,6 +3,7 @@ records."""
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 import psycopg2
+import psycopg2.errors
 import pytest
 
 from backstop.errors import ConfigurationError, StoreUnavailable
@@ -42,11 +44,11 @@ def url(server: Postgres, request: pytest.FixtureRequest) -> str:
     return server.admin_dsn(name)
 
 
-def rows(url: str, statement: str) -> list[tuple[Any, ...]]:
+def rows(url: str, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
     connection = psycopg2.connect(url)
     try:
         with connection, connection.cursor() as cursor:
-            cursor.execute(statement)
+            cursor.execute(statement, values)
             return cursor.fetchall() if cursor.description else []
     finally:
         connection.close()
@@ -104,6 +106,51 @@ def test_a_database_of_a_later_version_is_left_alone(url: str) -> None:
     with pytest.raises(StoreUnavailable, match="9999"):
         migrate(url, "consumer")
     assert current(url, "consumer") == "9999"
+
+
+OVERLONG = random.Random(2).randbytes(600).hex()
+"""1,200 bytes that no compression makes fit."""
+
+
+@pytest.mark.parametrize(("role", "before", "insert"), [
+    ("producer", "0003", "INSERT INTO message_stub (topic, message_id, ordering_key, content, next_check_at)"
+                         " VALUES ('orders', %s, %s, '', now())"),
+    ("consumer", "0002", "INSERT INTO consumer_log (topic, message_id, consumer_group, state)"
+                         " VALUES ('orders', %s, %s, 'FAILED')"),
+])  # fmt: skip
+def test_lengths_hold_for_new_rows_and_older_ones_may_still_be_changed(url: str, role: str, before: str, insert: str) -> None:
+    for revision, statements in sorted(revisions(role).items()):
+        if revision <= before:
+            rows(url, statements)
+    rows(url, f"CREATE TABLE backstop_{role}_version (version_num varchar(32) PRIMARY KEY)")
+    rows(url, f"INSERT INTO backstop_{role}_version VALUES ('{before}')")
+    rows(url, insert, (OVERLONG, OVERLONG))
+    migrate(url, role)
+    table = insert.split()[2]
+    assert rows(url, f"UPDATE {table} SET updated_at = now() RETURNING length(message_id)") == [(len(OVERLONG),)]
+    longest = {"producer": (1024, 1024), "consumer": (1024, 255)}[role]
+    for over in ((1, 0), (0, 1)):
+        with pytest.raises(psycopg2.errors.CheckViolation, match="lengths"):
+            rows(url, insert, tuple(OVERLONG[: most + more] for most, more in zip(longest, over, strict=True)))
+    rows(url, insert, tuple(OVERLONG[:most] for most in longest))
+
+
+WIDEST = {
+    "topic": 255, "message_id": 1024, "consumer_group": 255, "subject": 2000, "row_key": 2000, "broker_id": 512, "queue": 1300,
+}  # fmt: skip
+"""Bytes by column, as the contract or the code bounds them; every other column of a key is short."""
+
+
+def test_every_key_of_the_control_database_holds_what_the_contract_admits(url: str) -> None:
+    migrate(url, "control")
+    keys = rows(
+        url,
+        "SELECT i.indexrelid::regclass::text, array_agg(a.attname::text) FROM pg_index i"
+        " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)"
+        " WHERE i.indrelid::regclass::text NOT LIKE 'pg_%' AND i.indrelid::regclass::text NOT LIKE '%.%' GROUP BY 1",
+    )
+    width = {name: sum(WIDEST.get(column, 40) for column in columns) for name, columns in keys}
+    assert len(keys) > 50 and {name: size for name, size in width.items() if size > 2704} == {}
 
 
 def test_an_unknown_role_and_an_unreachable_database_are_told_without_the_password() -> None:

@@ -52,11 +52,11 @@ def judged(group: str, verdict: Verdict, eligible: bool = False, next_look: date
 
 
 def decided(*deliveries: Told, asked: tuple[str, ...] | None = None, by: str = "reconcile",
-            duplicates: dict[str, str] = GUARDED,
+            duplicates: dict[str, str] = GUARDED, never_sent: bool = False,
             age: timedelta = timedelta(minutes=5)) -> object:  # fmt: skip
     return decide(
         asked, by, deliveries, as_of=NOW, created_at=NOW - age, policy=POLICY, duplicates=duplicates,
-        own_retry_topic=False,
+        own_retry_topic=False, never_sent=never_sent,
     )  # fmt: skip
 
 
@@ -182,6 +182,19 @@ def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case
     assert decided(lost, duplicates=blocked, by="case 5") == Send(("billing",), "topic"), (
         "a person decided so"
     )
+
+
+def test_while_no_copy_exists_a_group_without_duplicates_is_waited_for_until_its_verdict_is_known() -> None:
+    unsent = judged("billing", Verdict.UNSENT, eligible=True)
+    unknown = judged("shipping", Verdict.UNKNOWN, next_look=NOW + timedelta(hours=1))
+    blocked = {"billing": "guard", "shipping": "no"}
+    waiting = decided(unsent, unknown, duplicates=blocked, never_sent=True)
+    assert waiting == Postpone(NOW + timedelta(hours=1), "shipping UNKNOWN (reason)")
+    assert decided(unsent, unknown, duplicates=blocked) == NotNeeded(NO_ROUTE), "a copy may have reached it"
+    for verdict in (Verdict.CONFIRMED, Verdict.VOIDED, Verdict.UNSENT):
+        known = judged("shipping", verdict)
+        assert decided(unsent, known, duplicates=blocked, never_sent=True) == NotNeeded(NO_ROUTE)
+    assert decided(unsent, unknown, duplicates=blocked, never_sent=True, by="case 5") == Send(("billing",), "topic")
 
 
 @pytest.mark.parametrize("by", ["reconcile", "triage", "case 3"])

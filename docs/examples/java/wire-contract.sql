@@ -83,7 +83,8 @@ RETURNING topic, message_id;
 INSERT INTO consumer_log AS l
     (consumer_group, topic, message_id, queue_id, queue_offset, queue_epoch, state, owner_token, fence,
      lease_expires_at, attempts, first_received_at, updated_at, payload_hash, content_version, owner_host)
-SELECT %(group)s::text, g.topic, g.message_id, g.queue_id, g.queue_offset, g.queue_epoch, 'CONSUMING', g.token, 1,
+SELECT %(group)s::text, g.topic, g.message_id, g.queue_id, g.queue_offset, g.queue_epoch, 'CONSUMING', g.token,
+    (extract(epoch FROM statement_timestamp()) * 1000000)::bigint,
     statement_timestamp() + %(lease_seconds)s::float8 * interval '1 second', 1,
     statement_timestamp(), statement_timestamp(), g.payload_hash, g.content_version, %(owner_host)s::text
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(queue_ids)s::integer[], %(queue_offsets)s::bigint[],
@@ -93,7 +94,7 @@ ORDER BY g.topic, g.message_id
 ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET
     state = 'CONSUMING',
     owner_token = excluded.owner_token,
-    fence = l.fence + 1,
+    fence = greatest(l.fence + 1, excluded.fence),
     lease_expires_at = excluded.lease_expires_at,
     attempts = l.attempts + 1,
     updated_at = excluded.updated_at,

@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 
 from backstop.errors import ContractBroken
+from backstop.records import ID_BYTES, TOPIC_BYTES
 
 RESERVED = "backstop-"
 """Headers of this prefix are Backstop's own."""
 CONTENT_TYPE_HEADER = "content-type"
-TOPIC_BYTES = GROUP_BYTES = 255
-ID_BYTES = 1024
-"""With topic and group within what one entry of PostgreSQL's index can hold (2,704 bytes)."""
 MAX_CONTENT_BYTES = 4 * 1024 * 1024
 """The default of the smallest common broker limit; a broker refuses for good what it cannot take."""
 
@@ -17,6 +15,12 @@ MAX_CONTENT_BYTES = 4 * 1024 * 1024
 def check_key(topic: str, message_id: str) -> None:
     check_text("topic", topic, TOPIC_BYTES)
     check_text("message_id", message_id, ID_BYTES)
+
+
+def refuse_blank(name: str, value: str) -> None:
+    """An id of white space only is most likely a field that was never filled. Raises ContractBroken."""
+    if not value.strip():
+        raise _broken(f"{name} is blank ({value!r})", f"Give {name} a text with more than white space in it.")
 
 
 def check_text(name: str, value: object, longest: int | None = None) -> None:
@@ -31,9 +35,9 @@ def check_text(name: str, value: object, longest: int | None = None) -> None:
         )
 
 
-def check_optional(name: str, value: str | None) -> None:
+def check_optional(name: str, value: str | None, longest: int | None = None) -> None:
     if value is not None:
-        check_text(name, value)
+        check_text(name, value, longest)
 
 
 def check_content(content: object, longest: int) -> None:

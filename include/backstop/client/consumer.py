@@ -14,7 +14,7 @@ from datetime import timedelta
 from itertools import chain
 
 from backstop.brokers.protocol import Received, Subscription
-from backstop.client.check_message import GROUP_BYTES, check_text
+from backstop.client.check_message import check_text
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lease_store import lease_store
@@ -25,7 +25,7 @@ from backstop.errors import ConfigurationError, ContractBroken, StoreUnavailable
 from backstop.leases.front import Front
 from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Begun, Busy, Conflict, Done, Parked, Superseded
 from backstop.leases.redis_guard import RedisGuard
-from backstop.records import Counts
+from backstop.records import GROUP_BYTES, Counts
 
 log = logging.getLogger(__name__)
 

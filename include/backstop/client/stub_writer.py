@@ -18,10 +18,11 @@ from backstop.client.check_message import (
     check_key,
     check_optional,
     check_text,
+    refuse_blank,
 )
 from backstop.errors import ConfigurationError, ContractBroken
 from backstop.named_sql import load
-from backstop.records import Key, Message
+from backstop.records import ORDERING_KEY_BYTES, Key, Message
 from backstop.run_sql import Connection, is_in_transaction, rows
 
 _SQL = load("backstop.client", "queries.sql")
@@ -178,10 +179,13 @@ def _columns(batch: Sequence[NewMessage], recorded: Sequence[Recorded], policy: 
 
 def _check(new: NewMessage, max_content_bytes: int) -> None:
     check_key(new.topic, new.message_id)
+    refuse_blank("topic", new.topic)
+    refuse_blank("message_id", new.message_id)
     check_content(new.content, max_content_bytes)
     check_headers(new.headers)
     check_text("content_type", new.content_type)
-    for name in ("tag", "ordering_key", "message_key"):
+    check_optional("ordering_key", new.ordering_key, ORDERING_KEY_BYTES)
+    for name in ("tag", "message_key"):
         check_optional(name, getattr(new, name))
     if new.deliver_at is not None and new.deliver_at.utcoffset() is None:
         raise ContractBroken(

@@ -10,8 +10,9 @@ import hashlib
 from dataclasses import replace
 
 from backstop.brokers.protocol import DeadLetter
+from backstop.records import ID_BYTES, TOPIC_BYTES
 
-ID_BYTES, NAME_BYTES = 1024, 255
+NAME_BYTES = TOPIC_BYTES
 """As the client checks them: with these an index entry has room."""
 BROKER_ID_BYTES, QUEUE_BYTES = 512, 1300
 _INT, _BIGINT = 2**31 - 1, 2**63 - 1

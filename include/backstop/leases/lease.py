@@ -35,7 +35,8 @@ class Arrival:
 
 
 class Acquired(NamedTuple):
-    """The lease is ours: process the message, then `complete` or `fail`. `fence` grows with every grant."""
+    """The lease is ours: process the message, then `complete` or `fail`. `fence` grows with every grant, also
+    across a purge or a restore of the record."""
 
     group: str
     topic: str

@@ -12,6 +12,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import Unavailable
 from backstop.named_sql import load
+from backstop.reconcile.quarantine import row_key
 from backstop.records import Counts, Key, LogRow, StubStatus
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import EVERYTHING
@@ -87,7 +88,7 @@ def _look(settings: Settings, sources: Sources, run: Run, logs: list[LogRow]) ->
         status.update({key: stub.status for key, stub in sources.shard(shard).stubs(keys).items()})
     found: list[Anomaly] = []
     for log, key in zip(logs, keys, strict=True):
-        subject = "".join(f"{len(part)}:{part}" for part in (log.consumer_group, *key))
+        subject = row_key(log.consumer_group, *key)
         where = (log.topic, log.message_id, log.consumer_group)
         if key not in status:
             found.append(("ORPHAN", subject, *where, "a log without a stub on any shard", 1, run.run_id))

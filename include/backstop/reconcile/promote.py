@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from itertools import groupby, islice
 from typing import Any
 
@@ -21,7 +22,7 @@ from backstop.errors import StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.records import Counts, Key
-from backstop.resend.request import FOR_GOOD, Ask, ask, ramped_topics, route_for
+from backstop.resend.request import FOR_GOOD, Ask, ask, duplicates_of, ramped_topics, route_for, waits_for_evidence
 from backstop.runs.control import connect
 from backstop.runs.run import Run, hold
 from backstop.stores.protocol import StubOutcome, StubStore
@@ -30,6 +31,9 @@ from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.reconcile", "queries.sql")
 _FORGET_HISTORY = load("backstop.verdicts", "queries.sql")["forget_history"]
+_CONTROL_CLOCK = load("backstop.verdicts", "queries.sql")["control_clock"]
+_CLOCK_SAMPLES = 3
+"""The quickest of them counts: the first may open a connection."""
 _BATCH = 5_000
 _SHARDS_AT_ONCE = 8
 """Each has a connection to the control database."""
@@ -178,6 +182,8 @@ def _decide_message(
         verdicts.update(row[7])
     route = route_for(sources, topic, frozenset(wanted), verdicts)
     if route is None:
+        if waits_for_evidence(wanted, duplicates_of(settings, topic), verdicts, never_sent=rows[0][8]):
+            return [], blocked
         return [], blocked + [("no_route", (shard, topic, message_id, group)) for group in wanted]
     everybody = set(wanted) == set(settings.groups_of(topic))
     reasons = ", ".join(sorted(set(wanted.values())))
@@ -225,13 +231,25 @@ def _promote_shards(
 
 
 def _promote_shard(control: Any, store: StubStore, name: str, run_id: int, as_of: Any) -> int:
-    moved = 0
+    moved, own_as_of = 0, _by_the_clock_of(store, control, as_of)
     with control, control.cursor(name="staged") as rows:
         rows.itersize = 10_000
         rows.execute(_SQL["staged_stubs"], {"run_id": run_id, "shard": name})
         while chunk := rows.fetchmany(10_000):
-            moved += store.promote([StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk], as_of)
+            moved += store.promote([StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk], as_of, own_as_of)
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
     return moved
 
+
+def _by_the_clock_of(store: StubStore, control: Any, as_of: datetime) -> datetime:
+    """An instant of the control database by the store's clock; earlier by as long as asking took, never later."""
+
+    def ask() -> timedelta:
+        own = store.clock()
+        with control, control.cursor() as cursor:
+            cursor.execute(_CONTROL_CLOCK)
+            now: datetime = cursor.fetchone()[0]
+        return own - now
+
+    return as_of + max(ask() for _ in range(_CLOCK_SAMPLES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ from pyspark.sql import functions as f
 
 from backstop.config.settings import Settings
 from backstop.named_sql import load
-from backstop.records import StubStatus
+from backstop.records import ID_BYTES, TOPIC_BYTES, StubStatus
 from backstop.runs.run import Run, hold
 from backstop.verdicts.frames import micros
 
@@ -21,6 +22,11 @@ _SQL = load("backstop.reconcile", "queries.sql")
 _BATCH = 5_000
 OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 """What a run over due stubs may meet."""
+
+TOO_LONG = "key_too_long"
+"""No key of the control database holds such a row: its quarantine is all that is written about it."""
+_KEY_BYTES = 2000
+"""Of a row's key as text; with store and reason within what one index entry holds (2,704 bytes)."""
 
 Broken = tuple[str, str, str, str | None, str | None, str | None]
 """store, row_key, reason, topic, message_id, consumer_group"""
@@ -43,44 +49,33 @@ def quarantine_stubs(
 
     The broken are written to `quarantine`.
 
-    Broken: no id, no topic, a topic that no policy names, an unknown status, more refusals than sends, or one id on two
-    shards (which of the two promises is the real one, a machine cannot know).
+    Broken: a topic or id longer than the contract allows, no id, no topic, a topic that no policy names, an unknown status,
+    more refusals than sends, or one id on two shards (which of the two promises is the real one, a machine cannot know).
     """
     topics = list(settings.topics)
+    too_long = (f.octet_length("message_id") > ID_BYTES) | (f.octet_length("topic") > TOPIC_BYTES)
     reason = (
-        f.when(f.trim(f.coalesce("message_id", f.lit(""))) == "", "no_message_id")
+        f.when(too_long, TOO_LONG)
+        .when(f.trim(f.coalesce("message_id", f.lit(""))) == "", "no_message_id")
         .when(f.trim(f.coalesce("topic", f.lit(""))) == "", "no_topic")
         .when(~f.col("topic").isin(topics), "topic_without_policy")
         .when(f.coalesce(~f.col("status").isin(*map(str, statuses)), f.lit(True)), "unknown_status")
         .when(f.coalesce(f.col("send_count") < f.col("refusals"), f.lit(True)), "more_refusals_than_sends")
         .when(f.col("created_at").isNull() | f.col("next_check_at").isNull(), "no_time")
     )
-    checked = stubs.withColumn("broken", reason)
-    if len(settings.producers) > 1:
-        # Hashes first: comparing eight bytes a row is cheap, and a shared hash is then looked at by its real key.
-        hashed = checked.withColumn("key_hash", f.xxhash64("topic", "message_id"))
-        shared = hashed.groupBy("key_hash").agg(f.count("*").alias("rows")).where("rows > 1").select("key_hash")
-        shared = shared.localCheckpoint(eager=True)
-        if not shared.isEmpty():
-            twice = (
-                hashed.join(f.broadcast(shared), "key_hash")
-                .groupBy("topic", "message_id").agg(f.count("*").alias("copies")).where("copies > 1")
-            )  # fmt: skip
-            checked = checked.join(f.broadcast(twice), ["topic", "message_id"], "left").withColumn(
-                "broken", f.coalesce("broken", f.when(f.col("copies") > 1, "on_two_shards"))
-            )
+    checked = _mark_shared_ids(stubs.withColumn("broken", reason))
     kinds = checked.groupBy("shard", "topic", f.isnull("broken").alias("sound")).agg(f.count("*").alias("rows")).collect()
     read = [Read(kind["shard"], kind["topic"], kind["sound"], kind["rows"]) for kind in kinds]
     broken = checked.where("broken IS NOT NULL")
     rows = [] if all(one.sound for one in read) else [
-        (f"shard {row['shard']}", _row_key(row["topic"], row["message_id"]), row["broken"], row["topic"],
+        (f"shard {row['shard']}", row_key(row["topic"], row["message_id"]), row["broken"], row["topic"],
          row["message_id"], None)
         for row in broken.collect()
     ]  # fmt: skip
     _write(control, run, rows)
     # They stay pending, and are looked at again from time to time: somebody may mend the policy or the row.
     again = micros(run.as_of + settings.policy_for(None).unknown_horizon)
-    staged = broken.select(
+    staged = broken.where(f.col("broken") != TOO_LONG).select(
         "shard", "topic", "message_id", f.col("status").alias("old_status"), f.col("status").alias("new_status"),
         "send_count", f.lit(0).alias("deliveries"), f.lit(again).alias("next_look_at"),
     )  # fmt: skip
@@ -88,21 +83,51 @@ def quarantine_stubs(
     return sound, staged, read
 
 
+def _mark_shared_ids(checked: DataFrame) -> DataFrame:
+    """Every row once, broken where several shards have its id.
+
+    Each range of the due index is read by a statement of its own, so that a stub which moves between two ranges meanwhile is
+    read twice: its newer version stays.
+    """
+    # Hashes first: comparing eight bytes a row is cheap, and a shared hash is then looked at by its real key.
+    hashed = checked.withColumn("key_hash", f.xxhash64("topic", "message_id"))
+    shared = hashed.groupBy("key_hash").agg(f.count("*").alias("rows")).where("rows > 1").select("key_hash")
+    shared = shared.localCheckpoint(eager=True)
+    if shared.isEmpty():
+        return checked
+    newest = (
+        hashed.join(f.broadcast(shared), "key_hash")
+        .groupBy("shard", "topic", "message_id")
+        .agg(f.max_by("stub_id", f.struct("send_count", "next_check_at", "stub_id")).alias("newest"))
+        .localCheckpoint(eager=True)
+    )  # fmt: skip
+    shards = newest.groupBy("topic", "message_id").agg(f.count("*").alias("shards")).where("shards > 1")
+    return (
+        checked.join(f.broadcast(newest), ["shard", "topic", "message_id"], "left")
+        .where("newest IS NULL OR newest = stub_id")
+        .join(f.broadcast(shards), ["topic", "message_id"], "left")
+        .withColumn("broken", f.coalesce("broken", f.when(f.col("shards") > 1, "on_two_shards")))
+        .drop("newest", "shards")
+    )  # fmt: skip
+
+
 def quarantine_logs(deliveries: DataFrame, settings: Settings, control: Any, run: Run) -> None:
     """Log rows that break their contract; their deliveries are still judged: something is there, so it waits."""
     broken = deliveries.where("log_broken IS NOT NULL").select("consumer_group", "topic", "message_id", "log_broken")
     rows = (
         (f"store {settings.groups[row['consumer_group']].store}",
-         _row_key(row["consumer_group"], row["topic"], row["message_id"]), row["log_broken"], row["topic"],
+         row_key(row["consumer_group"], row["topic"], row["message_id"]), row["log_broken"], row["topic"],
          row["message_id"], row["consumer_group"])
         for row in broken.collect()
     )  # fmt: skip
     _write(control, run, rows)
 
 
-def _row_key(*parts: str | None) -> str:
+def row_key(*parts: str | None) -> str:
+    """One text for a row's key; the SHA-256 of it where no index could hold it."""
     # Ids may contain any separator: lengths in front make the joined text unique.
-    return "".join(f"{len(part)}:{part}" for part in (part or "" for part in parts))
+    joined = "".join(f"{len(part)}:{part}" for part in (part or "" for part in parts))
+    return joined if len(joined.encode()) <= _KEY_BYTES else f"sha256:{sha256(joined.encode()).hexdigest()}"
 
 
 def _write(control: Any, run: Run, rows: Iterable[Broken]) -> None:

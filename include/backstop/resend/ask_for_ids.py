@@ -16,7 +16,7 @@ from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, Unavailable
 from backstop.named_sql import load
 from backstop.records import Key
-from backstop.resend.policy import Postpone, Send, decide
+from backstop.resend.policy import Postpone, Send, decide, waits_for_evidence
 from backstop.resend.request import Ask, ask, duplicates_of, ramped_topics, route_for, sends_to_one_group
 from backstop.runs.run import Run, hold
 from backstop.verdicts.judge import Judge, Judgement
@@ -118,8 +118,12 @@ def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> 
         if promise.status == "exhausted" or promise.send_count - promise.refusals >= budget:
             return Listed(key.message_id, "EXHAUSTED: its sends are used up; allow more by its case (raise)")
         wanted = decision.groups or settings.groups_of(key.topic)
-        route = route_for(sources, key.topic, wanted, {one.consumer_group: str(one.verdict) for one in judged})
+        verdicts = {one.consumer_group: str(one.verdict) for one in judged}
+        route = route_for(sources, key.topic, wanted, verdicts)
         if route is None:
+            never_sent = promise.send_count <= promise.refusals
+            if waits_for_evidence(wanted, duplicates_of(settings, key.topic), verdicts, never_sent=never_sent):
+                return Listed(key.message_id, "not yet: a group that takes no duplicates could not be judged")
             # A list is written without looking at each message; its case shows what the copy would do.
             return Listed(key.message_id, "a copy would reach a group that takes no duplicates; decide it by its case (resend)")
         number, groups = promise.send_count + 1, decision.groups

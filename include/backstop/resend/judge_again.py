@@ -41,11 +41,12 @@ def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[
             # Everything that `decide` reads of a message: two with the same of it are decided alike.
             asker = "a person" if is_by_person(request.requested_by) else request.requested_by
             asker = "an incident" if is_by_incident(asker) else asker
-            situation = (request.groups, asker, deliveries, created <= too_old)
+            never_sent = request.key in judgement.never_sent
+            situation = (request.groups, asker, deliveries, created <= too_old, never_sent)
             if situation not in decided:
                 decided[situation] = decide(
                     request.groups, request.requested_by, deliveries, as_of=judgement.as_of, created_at=created,
-                    policy=policy, duplicates=duplicates, own_retry_topic=own_retry_topic,
+                    policy=policy, duplicates=duplicates, own_retry_topic=own_retry_topic, never_sent=never_sent,
                 )  # fmt: skip
             decisions[request.request_id] = decided[situation]
     return decisions, judgement

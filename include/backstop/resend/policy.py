@@ -120,21 +120,38 @@ def choose_route(
     (guard, declared_safe, no), `verdicts` the last one of each group that is known. `own_retry_topic`: the
     broker can send to one group alone.
     """
-    for group, declared in duplicates.items():
-        if group in wanted:
-            continue
-        if declared == "no" or (declared != "guard" and verdicts.get(group) in _FRAGILE):
-            return "group" if own_retry_topic and len(wanted) == 1 else None
+    if _barred_by(wanted, duplicates, verdicts):
+        return "group" if own_retry_topic and len(wanted) == 1 else None
     return "topic"
+
+
+def waits_for_evidence(
+    wanted: Collection[str], duplicates: Mapping[str, str], verdicts: Mapping[str, str], *, never_sent: bool
+) -> bool:
+    """Whether a message that cannot be sent to `wanted` alone should wait instead of becoming a case.
+
+    While no copy exists (`never_sent`), a group that takes no duplicates still needs its own: once its verdict is known, one
+    copy serves all. If its verdict stays unknown, that delivery has a case of its own.
+    """
+    barred_by = _barred_by(wanted, duplicates, verdicts)
+    return never_sent and bool(barred_by) and all(verdicts.get(group) in _WAIT for group in barred_by)
+
+
+def _barred_by(wanted: Collection[str], duplicates: Mapping[str, str], verdicts: Mapping[str, str]) -> list[str]:
+    """The other groups that a copy to the topic might harm."""
+    return [
+        group for group, declared in duplicates.items()
+        if group not in wanted and (declared == "no" or (declared != "guard" and verdicts.get(group) in _FRAGILE))
+    ]  # fmt: skip
 
 
 def decide(
     asked: Sequence[str] | None, requested_by: str, judged: Sequence[Told], *,
     as_of: datetime, created_at: datetime, policy: Policy,
-    duplicates: Mapping[str, str], own_retry_topic: bool,
+    duplicates: Mapping[str, str], own_retry_topic: bool, never_sent: bool = False,
 ) -> Decision:  # fmt: skip
     """One request, judged again at its claim. `asked`: its groups (null: all); `judged`: every delivery of
-    its message.
+    its message; `never_sent`: no copy of it can be in the broker.
 
     Groups that need no copy any more, or not yet, are left out of the send; the others do not wait for them.
     """
@@ -153,13 +170,19 @@ def decide(
         verdicts = {one.consumer_group: str(one.verdict) for one in judged}
         route = choose_route(send, duplicates, verdicts, own_retry_topic=own_retry_topic)
         if route is None and not is_by_person(requested_by):
+            if waits_for_evidence(send, duplicates, verdicts, never_sent=never_sent):
+                return _postponed([one for one in judged if one.verdict in _WAIT], as_of, policy)
             return NotNeeded(NO_ROUTE)
         everybody = set(send) == set(duplicates) and route != "group"
         return Send(None if everybody else tuple(sorted(send)), route or "topic")
     if wait:
-        looks = [one.next_look_at for one in wait if one.next_look_at is not None]
-        return Postpone(max(as_of + policy.recheck, min(looks, default=as_of)), _say(wait))
+        return _postponed(wait, as_of, policy)
     return NotNeeded(_say(done) or "no group owes it")
+
+
+def _postponed(wait: Sequence[Told], as_of: datetime, policy: Policy) -> Postpone:
+    looks = [one.next_look_at for one in wait if one.next_look_at is not None]
+    return Postpone(max(as_of + policy.recheck, min(looks, default=as_of)), _say(wait))
 
 
 def _may_send(one: Told, requested_by: str) -> bool:

@@ -14,6 +14,7 @@ from backstop.records import Counts, Key
 from backstop.resend.policy import TRIAGE as TRIAGE  # whose the requests are that come through this door by machine
 from backstop.resend.policy import Route, choose_route
 from backstop.resend.policy import by_incident as by_incident
+from backstop.resend.policy import waits_for_evidence as waits_for_evidence
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.resend", "queries.sql")

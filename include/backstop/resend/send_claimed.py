@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 from time import monotonic
 
 from backstop.brokers.protocol import Broker
@@ -27,6 +27,9 @@ from backstop.resend.settle import End, end_of_send, end_requests, end_without_s
 _POSTPONED = "postponed"
 _FIRST_CHUNK = 200
 """How many go out before the pause is read for the first time; then as many as take a second."""
+_CHUNK_BYTES = 32 * 1024 * 1024
+"""Contents of one chunk; a larger message goes out alone. Numbers are taken before contents are read: a worker that ran out of
+memory in between would use up a number of each message without sending it."""
 
 
 def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
@@ -63,6 +66,11 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
             worker.miss(f"broker {broker_name}", error.what)
             return _hand_back(worker, claimed, decisions, counts, "the broker did not answer")
         left = dict(sends)
+        try:
+            sizes = _sizes(worker, claimed, left)
+        except StoreUnavailable as error:
+            worker.miss(f"shard {claimed.lot.shard}", error.what)
+            return _hand_back(worker, claimed, decisions, counts, "the shard did not answer")
         while left:
             # A stop is honoured here: what has not taken its number goes back, and nothing more is published.
             if is_paused(worker, claimed.lot.topic):
@@ -75,7 +83,7 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
                 ends |= {number: End(RequestState.OPEN, "no time was left for it in this claim") for number in left}
                 reachable = False
                 break
-            now = _next_chunk(worker, claimed, left)
+            now = _next_chunk(worker, claimed, left, sizes)
             left = {number: send for number, send in left.items() if number not in now}
             began = monotonic()
             try:
@@ -127,9 +135,21 @@ def _send(
     return ends
 
 
-def _next_chunk(worker: Worker, claimed: Claimed, left: Mapping[int, Send]) -> dict[int, Send]:
-    """As many as go out in about a second, by what the chunk before took."""
-    return dict(islice(left.items(), worker.pace.get(claimed.lot.topic, _FIRST_CHUNK)))
+def _sizes(worker: Worker, claimed: Claimed, sends: Mapping[int, Send]) -> dict[int, int]:
+    """The bytes of each message to send, by request id. Raises StoreUnavailable."""
+    keys = {request.request_id: request.key for request in claimed.requests if request.request_id in sends}
+    found = worker.judge.sources.shard(claimed.lot.shard).sizes(keys.values())
+    return {request_id: found.get(key, 0) for request_id, key in keys.items()}
+
+
+def _next_chunk(
+    worker: Worker, claimed: Claimed, left: Mapping[int, Send], sizes: Mapping[int, int]
+) -> dict[int, Send]:
+    """As many as go out in about a second, by what the chunk before took; within _CHUNK_BYTES."""
+    chosen = list(islice(left, worker.pace.get(claimed.lot.topic, _FIRST_CHUNK)))
+    total = accumulate(sizes[request_id] for request_id in chosen)
+    fitting = sum(1 for size in total if size <= _CHUNK_BYTES)
+    return {request_id: left[request_id] for request_id in chosen[: max(1, fitting)]}
 
 
 def paced(number: int, seconds: float) -> int:

@@ -37,6 +37,9 @@ STATEMENT_TIMEOUT = timedelta(seconds=60)
 GRACE = 5.0
 """Seconds that a server gets beyond its own limit before the line is cut from this side."""
 _TRIES = 4
+_NOT_REPLICATED = "synchronous replication"
+"""In the warning of a COMMIT whose wait for a standby was cancelled (pg_cancel_backend): the change is there, and a failover may
+lose it. The driver shows no SQLSTATE of a warning, so that only a server with English messages is understood."""
 _SETTINGS = """
     SELECT set_config('TimeZone', 'UTC', false), set_config('statement_timeout', %(statement)s, false),
         set_config('lock_timeout', %(lock)s, false),
@@ -91,7 +94,8 @@ class PostgresConnection:
 
         `work` may be called again: after a deadlock, and when a connection that was idle turns out to be
         gone before anything was committed. A connection lost during the commit is never repeated here:
-        whoever owns the token finds out. Raises StoreUnavailable.
+        whoever owns the token finds out; so it is when no synchronous standby confirmed the commit. Raises
+        StoreUnavailable.
         """
         for attempt in range(1, _TRIES + 1):
             was_open = self._connection is not None
@@ -101,12 +105,19 @@ class PostgresConnection:
                     with connection.cursor() as cursor:
                         result = work(cursor)
                     committing = True
+                    connection.notices.clear()
                     connection.commit()
+                    if any(_NOT_REPLICATED in notice for notice in connection.notices):
+                        raise self._unavailable("its commit was not confirmed by a synchronous standby")
                     return result
             except (errors.DeadlockDetected, errors.SerializationFailure) as error:
                 self._roll_back()
                 if attempt == _TRIES:
                     raise self._unavailable(_first_line(error)) from None
+            except errors.ProgramLimitExceeded as error:
+                # The driver files it under OperationalError; the server is there, and refuses this statement each time.
+                self._roll_back()
+                raise self._unavailable(f"it refused: {_first_line(error)}", refused=True) from None
             except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
                 gone = self._connection is None or self._connection.closed != 0
                 self.close()

@@ -160,6 +160,9 @@ class PostgresStubs:
             for topic, message_id, content, headers, tag, ordering_key, version in self._by_key("contents", keys)
         }
 
+    def sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
+        return {Key(topic, message_id): size for topic, message_id, size in self._by_key("sizes", keys)}
+
     def claim(self, claims: Sequence[Claim]) -> set[Key]:
         if len({claim.key for claim in claims}) != len(claims):
             raise ContractBroken(
@@ -219,12 +222,13 @@ class PostgresStubs:
         values = {"limit": limit, "max_send_seconds": max_send_seconds}
         return [Key(*row) for row in self._connection.rows(_SQL["recover"], values)]
 
-    def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime) -> int:
+    def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None) -> int:
         names = ("topics", "message_ids", "old_statuses", "new_statuses", "send_counts", "next_looks")
         moved = 0
         for chunk in _chunks(outcomes):
             rows = [(*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk]
-            ((number,),) = self._connection.rows(_SQL["promote"], {**columns(rows, names), "as_of": as_of})
+            values = {**columns(rows, names), "as_of": as_of, "own_as_of": own_as_of or as_of}
+            ((number,),) = self._connection.rows(_SQL["promote"], values)
             moved += number
         return moved
 

@@ -167,6 +167,12 @@ FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id
 CROSS JOIN LATERAL (
     SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
 
+-- name: sizes: by key, how many bytes `contents` would read; the length of a large content is known without reading it
+SELECT s.topic, s.message_id, octet_length(s.content) + octet_length(s.headers::text)
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
+
 -- name: claim: hands out one send number for each key, only where it is the next one and nothing forbids it
 -- The instant is taken once every row is locked, so that no deadline counts the time spent waiting for a lock. The
 -- position becomes that of the number now under way: not known yet.
@@ -302,7 +308,7 @@ WITH decided AS (
         WHERE m.topic = d.topic AND m.message_id = d.message_id
             AND m.status = d.old_status AND m.send_count = d.send_count
             -- A person who allowed more sends since the run looked changed neither status nor count: not exhausted after all.
-            AND (d.new_status <> 'exhausted' OR m.status = 'exhausted' OR m.updated_at <= %(as_of)s::timestamptz)
+            AND (d.new_status <> 'exhausted' OR m.status = 'exhausted' OR m.updated_at <= %(own_as_of)s::timestamptz)
         FOR UPDATE) s
 ), moved AS (
     UPDATE message_stub s SET

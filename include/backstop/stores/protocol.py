@@ -214,6 +214,10 @@ class StubStore(Protocol):
         """What to publish: the only method that reads payloads. The header backstop-content-version tells an edit's number."""
         ...
 
+    def sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
+        """By key, the bytes of content and headers, without reading the content; a key without a row is absent."""
+        ...
+
     def claim(self, claims: Sequence[Claim]) -> set[Key]:
         """One statement, one commit; returns the keys whose number was handed out to this caller."""
         ...
@@ -230,8 +234,12 @@ class StubStore(Protocol):
         """
         ...
 
-    def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime) -> int:
-        """Sets status, next_check_at, judged_at and a null first_seen_at; returns how many rows still were as judged."""
+    def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None) -> int:
+        """Sets status, next_check_at, judged_at and a null first_seen_at; returns how many rows still were as judged.
+
+        `own_as_of`: `as_of` by this store's clock, or a little earlier; what changed later is not called exhausted. None: the
+        clocks are the same.
+        """
         ...
 
     def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
