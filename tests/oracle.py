@@ -128,7 +128,11 @@ def copies(delivery: Row, attempts: Iterable[Row]) -> list[Copy]:
                 True, started, stub["sent_at"], stub["attempt_deadline"],
                 stub["queue_id"], stub["queue_offset"], stub["queue_epoch"],
             )]  # fmt: skip
-        return [] if stub["refusals"] >= 1 else [under_way]
+        if stub["refusals"] >= 1:
+            return []
+        # Not acknowledged, but whoever wrote it may have recorded where it went.
+        where = (stub["queue_id"], stub["queue_offset"], stub["queue_epoch"])
+        return [Copy(False, stub["attempted_at"], None, stub["attempt_deadline"], *where)]
     found = []
     for number in range(1, stub["send_count"] + 1):
         rows = [a for a in attempts if a["send_number"] == number]
@@ -154,10 +158,10 @@ def fate(copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[int
         copy.acknowledged and queue is not None and copy.offset is not None and copy.epoch is not None
         and copy.epoch == queue["epoch"]
     )  # fmt: skip
-    # Known to be of the present epoch, or of an older one that a person has accepted. Only an acknowledgement
-    # tells an epoch; open: an acknowledged copy without one goes by time.
+    # Known to be of the present epoch, or of an older one that a person has accepted; open: a copy without one,
+    # acknowledged or not, goes by time.
     epoch_good = (
-        not copy.acknowledged or copy.epoch is None
+        copy.epoch is None
         or (queue is not None and (copy.epoch == queue["epoch"] or queue["epoch_accepted"] is True))
     )  # fmt: skip
     if trusted:

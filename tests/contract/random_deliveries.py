@@ -82,7 +82,7 @@ def progress(dice: Dice, topic: str, group: str, queue_id: int) -> Row:
 
 
 def position(dice: Dice, sent: bool) -> Row:
-    if not sent or dice.chance(0.1):
+    if dice.chance(0.1 if sent else 0.9):
         return {"queue_id": None, "queue_offset": None, "queue_epoch": None}
     return {
         "queue_id": dice.maybe(dice.random.choice((0, 0, 0, 1, 1, 1, 7)), 0.03),

@@ -56,7 +56,8 @@ trusting AS (
         q.settled_offset, q.first_offset, q.next_offset, q.previous_next_offset, q.previous_read_at, q.rate,
         coalesce(c.acknowledged AND c.queue_offset IS NOT NULL AND c.queue_epoch = q.epoch, false) AS trusted,
         -- Good only when known: a queue that is not there any more, or an acceptance that we cannot read, proves nothing.
-        c.acknowledged AND c.queue_epoch IS NOT NULL
+        -- Acknowledged or not: whoever recorded another life's epoch met a queue that is not this one.
+        c.queue_epoch IS NOT NULL
             AND NOT coalesce(c.queue_epoch = q.epoch OR q.epoch_accepted, false) AS of_older_epoch,
         greatest(c.started_at, c.deliver_at) + p.max_send_duration AS stored_by,
         g.passed_until, i.as_of
