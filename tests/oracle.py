@@ -328,7 +328,7 @@ class _Judgement:
             return "sends_used"
         if s["refusals"] >= policy["max_refusals"]:
             return "refused"
-        if self.as_of >= s["created_at"] + policy["replay_horizon"]:
+        if self.as_of >= max(s["created_at"], s["deliver_at"] or s["created_at"]) + policy["replay_horizon"]:
             return "too_old"
         return None
 

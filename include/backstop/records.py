@@ -180,6 +180,11 @@ class Stub:
     def key(self) -> Key:
         return Key(self.topic, self.message_id)
 
+    @property
+    def replay_from(self) -> datetime:
+        """The instant from which replay_horizon counts."""
+        return self.created_at if self.deliver_at is None else max(self.created_at, self.deliver_at)
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:

@@ -177,7 +177,7 @@ repairable AS (
             WHEN m.status = 'exhausted' THEN 'given_up'
             WHEN m.send_count - m.refusals >= m.budget THEN 'sends_used'
             WHEN m.refusals >= m.max_refusals THEN 'refused'
-            WHEN m.as_of >= m.created_at + m.replay_horizon THEN 'too_old'
+            WHEN m.as_of >= greatest(m.created_at, m.deliver_at) + m.replay_horizon THEN 'too_old'
         END AS spent
     FROM matched m
 ),
