@@ -216,10 +216,11 @@ class Judge:
             stubs.append(found)
             again = [
                 Key(topic, message_id)
-                for topic, message_id, sends in zip(
-                    *(found.column(column).to_pylist() for column in ("topic", "message_id", "send_count")), strict=True
+                for topic, message_id, sends, to_all in zip(
+                    *(found.column(column).to_pylist() for column in ("topic", "message_id", "send_count", "first_to_all")),
+                    strict=True,
                 )
-                if sends > 1
+                if sends > 1 or not to_all
             ]
             try:
                 if again:
