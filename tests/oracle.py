@@ -62,6 +62,8 @@ class Copy:
     finished_at: int | None
     deadline: int | None
     """Null: nothing of it is under way."""
+    settled: bool = True
+    """Whether it was recorded how it ended, and with it when it began at the latest."""
     queue_id: int | None = None
     offset: int | None = None
     epoch: str | None = None
@@ -104,9 +106,10 @@ def _owes(stub: Row, policy: Row, tables: Tables) -> bool:
         return False
     for start in tables["start_offset"]:
         here = (start["topic"], start["consumer_group"]) == where
-        here = here and stub["queue_id"] == start["queue_id"] and stub["queue_epoch"] == start["epoch"]
-        # Offsets are never compared across epochs; without an offset, created_at has decided.
-        if here and less(stub["queue_offset"], start["start_offset"]) is True:
+        here = here and stub["first_queue_id"] == start["queue_id"]
+        here = here and stub["first_queue_epoch"] == start["epoch"]
+        # Offsets are never compared across epochs; without a known place of number 1, created_at has decided.
+        if here and less(stub["first_queue_offset"], start["start_offset"]) is True:
             return False
     return True
 
@@ -114,21 +117,28 @@ def _owes(stub: Row, policy: Row, tables: Tables) -> bool:
 # ---- copies
 
 
-def copies(delivery: Row, attempts: Iterable[Row]) -> list[Copy]:
+def copies(delivery: Row, attempts: Iterable[Row], policy: Row) -> list[Copy]:
     """The copies addressed to the delivery's group."""
     stub, group = delivery, delivery["consumer_group"]
-    under_way = Copy(False, stub["attempted_at"], None, stub["attempt_deadline"])
+    # "A null attempt_deadline is attempted_at + attempt_timeout."
+    deadline = stub["attempt_deadline"]
+    if deadline is None:
+        deadline = plus(stub["attempted_at"], policy["attempt_timeout"])
+    under_way = Copy(False, stub["attempted_at"], None, deadline, settled=False)
     if stub["send_count"] == 0:
         return []
-    if stub["send_count"] == 1:
+    if stub["send_count"] == 1 and stub["first_to_all"] is True:
         if stub["sent_at"] is not None:
             # open: without attempted_at the acknowledgement bounds it, from above.
             started = stub["sent_at"] if stub["attempted_at"] is None else stub["attempted_at"]
             return [Copy(
-                True, started, stub["sent_at"], stub["attempt_deadline"],
-                stub["queue_id"], stub["queue_offset"], stub["queue_epoch"],
+                True, started, stub["sent_at"], deadline, True, stub["queue_id"], stub["queue_offset"], stub["queue_epoch"],
             )]  # fmt: skip
-        return [] if stub["refusals"] >= 1 else [under_way]
+        if stub["refusals"] >= 1:
+            return []
+        # Not acknowledged, but whoever wrote it may have recorded where it went.
+        where = (stub["queue_id"], stub["queue_offset"], stub["queue_epoch"])
+        return [Copy(False, stub["attempted_at"], None, deadline, stub["settled"] is True, *where)]
     found = []
     for number in range(1, stub["send_count"] + 1):
         rows = [a for a in attempts if a["send_number"] == number]
@@ -141,8 +151,7 @@ def copies(delivery: Row, attempts: Iterable[Row]) -> list[Copy]:
                 newest = number == stub["send_count"]
                 found.append(Copy(
                     row["outcome"] == "sent", row["started_at"], row["finished_at"],
-                    stub["attempt_deadline"] if newest else None,
-                    row["queue_id"], row["queue_offset"], row["queue_epoch"],
+                    deadline if newest else None, True, row["queue_id"], row["queue_offset"], row["queue_epoch"],
                 ))  # fmt: skip
     return found
 
@@ -154,10 +163,10 @@ def fate(copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[int
         copy.acknowledged and queue is not None and copy.offset is not None and copy.epoch is not None
         and copy.epoch == queue["epoch"]
     )  # fmt: skip
-    # Known to be of the present epoch, or of an older one that a person has accepted. Only an acknowledgement
-    # tells an epoch; open: an acknowledged copy without one goes by time.
+    # Known to be of the present epoch, or of an older one that a person has accepted; open: a copy without one,
+    # acknowledged or not, goes by time.
     epoch_good = (
-        not copy.acknowledged or copy.epoch is None
+        copy.epoch is None
         or (queue is not None and (copy.epoch == queue["epoch"] or queue["epoch_accepted"] is True))
     )  # fmt: skip
     if trusted:
@@ -173,9 +182,12 @@ def fate(copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[int
         return Fate(True, past, queue["settled_offset"] is not None, epoch_good, how)
     stored_by = None
     if copy.attempted_at is not None:
-        stored_by = plus(latest(copy.attempted_at, delivery["deliver_at"]), policy["max_send_duration"])
+        # "A send begins at the latest at attempt_deadline - max_send_duration", which counts until it is settled.
+        late = None if copy.settled else plus(copy.deadline, -policy["max_send_duration"])
+        stored_by = plus(latest(copy.attempted_at, late, delivery["deliver_at"]), policy["max_send_duration"])
     over = copy.deadline is None or as_of >= copy.deadline
-    past = both(less(stored_by, group["passed_until"]), over)
+    # "Two servers are compared through the control database's clock."
+    past = both(less(plus(stored_by, 2 * policy["max_clock_skew"]), group["passed_until"]), over)
     if group["passed_until"] is None or stored_by is None or not epoch_good:
         # "Known and not past is ahead": without both instants nothing is known, under way or not; and only
         # once its epoch is accepted does a copy follow the time rule.
@@ -235,7 +247,7 @@ class _Judgement:
         self.queues = {row["queue_id"]: row for row in of_group("progress")}
         self.discarded = any(row["consumer_group"] == where[1] for row in of_key("decision"))
         self.dead = any(row["consumer_group"] in (None, where[1]) for row in of_key("dead_letter"))
-        self.copies = copies(delivery, of_key("attempt"))
+        self.copies = copies(delivery, of_key("attempt"), self.policy)
         self.fates = [fate(c, delivery, self.policy, self.group, self.queues, as_of) for c in self.copies]
         self.acknowledged = any(c.acknowledged for c in self.copies)
         self.l = delivery["log_found"] is True
@@ -324,7 +336,7 @@ class _Judgement:
             return "sends_used"
         if s["refusals"] >= policy["max_refusals"]:
             return "refused"
-        if self.as_of >= s["created_at"] + policy["replay_horizon"]:
+        if self.as_of >= max(s["created_at"], s["deliver_at"] or s["created_at"]) + policy["replay_horizon"]:
             return "too_old"
         return None
 

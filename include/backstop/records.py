@@ -180,10 +180,31 @@ class Stub:
     attempt_token: str | None = None
     attempt_deadline: datetime | None = None
     judged_at: datetime | None = None
+    first_queue_id: int | None = None
+    first_queue_offset: int | None = None
+    first_queue_epoch: str | None = None
+    """Where number 1 was stored, whatever was sent later; null: not known."""
+    first_groups: tuple[str, ...] | None = None
+    """The groups that number 1 was addressed to; null: all."""
 
     @property
     def key(self) -> Key:
         return Key(self.topic, self.message_id)
+
+    @property
+    def replay_from(self) -> datetime:
+        """The instant from which replay_horizon counts."""
+        return self.created_at if self.deliver_at is None else max(self.created_at, self.deliver_at)
+
+    @property
+    def first_to_all(self) -> bool:
+        """Whether number 1 was addressed to every group."""
+        return self.first_groups is None
+
+    @property
+    def settled(self) -> bool:
+        """Whether no attempt is under way."""
+        return self.attempt_token is None
 
 
 @dataclass(frozen=True, slots=True)

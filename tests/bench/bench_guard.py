@@ -32,7 +32,7 @@ def bench_redis(full: bool) -> list[Row]:
     redis-py's own Lock, which holds and releases and remembers nothing."""
     with tempfile.TemporaryDirectory() as folder, Valkey(Path(folder) / "vk", durable=False) as valkey:
         client = redis.Redis.from_url(valkey.url(), protocol=2)
-        alone = RedisGuard(RedisExchange(valkey.url()), "billing", consumed_for=timedelta(days=12))
+        alone = RedisGuard(RedisExchange(valkey.url()), "billing", consumed_for=timedelta(days=18))
         spent: list[float] = []
         ours, raw = alternating(
             lambda: _fresh(client, lambda: _guard_batches(alone), spent), lambda: _fresh(client, lambda: _raw_batches(client))

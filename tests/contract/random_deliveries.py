@@ -12,7 +12,7 @@ NOW = 1_790_000_000_000_000
 SECOND = 1_000_000
 YEAR_1 = -62_135_596_800 * SECOND
 SPANS = {
-    "max_clock_skew": 5, "max_send_duration": 30, "first_check": 120, "consume_timeout": 900,
+    "max_clock_skew": 5, "max_send_duration": 30, "attempt_timeout": 120, "first_check": 120, "consume_timeout": 900,
     "redelivery_horizon": 21_600, "recheck": 300, "unknown_horizon": 3_600, "backlog_horizon": 86_400,
     "overdue_horizon": 172_800, "replay_horizon": 604_800, "queue_delay_cap": 3_600,
 }  # fmt: skip
@@ -82,7 +82,7 @@ def progress(dice: Dice, topic: str, group: str, queue_id: int) -> Row:
 
 
 def position(dice: Dice, sent: bool) -> Row:
-    if not sent or dice.chance(0.1):
+    if dice.chance(0.1 if sent else 0.9):
         return {"queue_id": None, "queue_offset": None, "queue_epoch": None}
     return {
         "queue_id": dice.maybe(dice.random.choice((0, 0, 0, 1, 1, 1, 7)), 0.03),
@@ -94,8 +94,9 @@ def position(dice: Dice, sent: bool) -> Row:
 def stub(dice: Dice, number: int, shard: str, topic: str, p: Row) -> Row:
     send_count = dice.random.choice((0, 1, 1, 1, 1, 2, 3))
     refusals = dice.random.choice((0, 0, 0, min(1, send_count), send_count))
+    margin = p["max_send_duration"] + 2 * p["max_clock_skew"]
     attempted = dice.maybe(dice.near(
-        NOW - p["max_send_duration"], NOW - 1 - p["max_send_duration"], NOW - p["overdue_horizon"],
+        NOW - margin, NOW - 1 - margin, NOW - 2 * p["max_clock_skew"] - p["attempt_timeout"], NOW - p["overdue_horizon"],
         NOW - p["backlog_horizon"], NOW - p["unknown_horizon"],
     )) if send_count else None  # fmt: skip
     sent = dice.chance(0.6) and send_count > 0
@@ -115,7 +116,8 @@ def stub(dice: Dice, number: int, shard: str, topic: str, p: Row) -> Row:
         "deliver_at": dice.maybe(dice.near(NOW - p["max_send_duration"], NOW), 0.8),
         "attempted_at": attempted,
         "sent_at": dice.near(NOW - 600 * SECOND) if sent else None,
-        "attempt_deadline": dice.maybe(dice.near(NOW), 0.4), **position(dice, sent),
+        "attempt_deadline": dice.maybe(dice.near(NOW, NOW - p["max_send_duration"]), 0.4), "settled": dice.chance(0.6),
+        **position(dice, sent), "first_to_all": dice.chance(0.9),
     }  # fmt: skip
 
 
@@ -136,12 +138,13 @@ def log(dice: Dice, p: Row) -> Row:
 
 def attempts(dice: Dice, of: Row, groups: tuple[str, ...], p: Row) -> list[Row]:
     rows: list[Row] = []
-    for number in range(1, of["send_count"] + 1) if of["send_count"] > 1 else ():
+    for number in range(1, of["send_count"] + 1) if of["send_count"] > 1 or not of["first_to_all"] else ():
         if dice.chance(0.12):
             continue  # still under way
         outcome = dice.random.choice(("sent", "sent", "refused", "unknown"))
         where = position(dice, outcome == "sent")
-        started = dice.maybe(dice.near(NOW - p["max_send_duration"], NOW - 1 - p["max_send_duration"]), 0.03)
+        margin = p["max_send_duration"] + 2 * p["max_clock_skew"]
+        started = dice.maybe(dice.near(NOW - margin, NOW - 1 - margin), 0.03)
         finished = dice.maybe(dice.near(NOW - 600 * SECOND), 0.03)
         addressed: tuple[list[str | None], ...] = (
             [None], [None], [groups[0]], [groups[1]], [*groups], ["elsewhere"],
@@ -217,8 +220,10 @@ def owed_tables(seed: int, topics: int, stubs_each: int) -> dict[str, list[Row]]
             number += 1
             one = stub(dice, number, "shop", topic, tables["policy"][-1])
             one["created_at"] = dice.near(came, left)
+            # Where number 1 lies, whatever was sent later.
+            one.update({f"first_{name}": value for name, value in position(dice, dice.chance(0.8)).items()})
+            if one["first_queue_offset"] is not None and dice.chance(0.5):
+                one["first_queue_offset"] = dice.random.choice((9, 10, 11))
             one["tag"] = dice.maybe(dice.random.choice(("red", "%", "", "blue")), 0.2)
-            if one["queue_offset"] is not None and dice.chance(0.5):
-                one["queue_offset"] = dice.random.choice((9, 10, 11))
             tables["stub"].append(one)
     return tables

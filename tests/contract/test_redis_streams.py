@@ -14,6 +14,7 @@ import pytest
 from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import Receipt, Received
 from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.brokers.redis_streams.look import micros_of
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import BrokerSettings, Settings
@@ -192,6 +193,24 @@ class TestClock:
 
 
 class TestRetention:
+    def test_after_the_servers_clock_was_set_back_nothing_counts_as_passed_by_time_until_it_caught_up(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
+        """What is stored then carries a time after its own: a group that stands before it is not past what lies behind."""
+        now = own.broker.clock()
+        ahead = now + timedelta(seconds=1)
+        # As a server leaves it whose clock was ahead for a while.
+        own.raw.hset(own.keys.life("t", 0), "last_time", micros_of(ahead))
+        publish(own.broker, 2)
+        assert own.broker.progress("t", "g")[0].passed_until < now
+        assert own.broker.passed_until("t", {0: 1})[0] < now
+        while own.broker.clock() <= ahead:
+            own.raw.ping()
+        # The clock has caught up: these entries still say nothing, a later one does.
+        assert own.broker.progress("t", "g")[0].passed_until < now
+        publish(own.broker)
+        assert own.broker.passed_until("t", {0: 2})[0] > ahead
+
     def test_trim_moves_the_first_offset_and_nothing_else(self, own: RedisStreamsUnderTest) -> None:
         publish(own.broker, 30)
         boundary = own.broker.clock()

@@ -172,6 +172,10 @@ def test_a_scan_gives_instants_in_microseconds_and_keeps_null(world: PostgresWor
     assert (row["sent_at"], row["first_seen_at"], row["attempt_deadline"]) == (None, None, None)
     assert (row["shard"], row["tag"], row["queue_id"], row["queue_offset"]) == ("shop_a", "t", 3, 9)
     assert (row["queue_epoch"], row["send_count"], row["refusals"], row["max_sends"]) == ("e", 1, 0, 4)
+    assert row["settled"] is True
+    under_way(world, "m-2", 60)
+    (settled,) = store.stub_table([Key("orders", "m-2")]).column("settled").to_pylist()
+    assert settled is False
 
 
 def test_a_stub_with_an_infinite_instant_does_not_stop_the_scan(world: PostgresWorld, store: StubStore) -> None:
@@ -326,6 +330,40 @@ def test_a_claim_writes_its_attempt_and_the_next_look_by_the_stores_clock(world:
     assert row["next_check_at"] - row["attempted_at"] == timedelta(seconds=90)
     # Position and time are those of the newest number: nothing is known of it yet.
     assert [row[name] for name in ("sent_at", "queue_id", "queue_offset", "queue_epoch")] == [None] * 4
+
+
+def test_the_place_and_groups_of_number_1_stay_whatever_is_sent_later(world: PostgresWorld, store: StubStore) -> None:
+    """They say who owes a message: a resend must not change it."""
+
+    def first() -> list[Any]:
+        names = ("first_queue_id", "first_queue_offset", "first_queue_epoch", "first_to_all")
+        found = store.stub_table([KEY])
+        (stub,) = store.stubs([KEY]).values()
+        seen = [found.column(name).to_pylist()[0] for name in names]
+        assert seen == [getattr(stub, name) for name in names]
+        return seen
+
+    world.put_stub(send_count=1, sent_at=NOW, broker="main", queue_id=1, queue_offset=7, queue_epoch="e")
+    assert first() == [1, 7, "e", True]
+    for number, offset in ((2, 40), (3, 50)):
+        claim = claim_of(send_number=number, groups=["billing"], only_when_due=False)
+        assert store.claim([claim]) == {KEY}
+        assert first() == [1, 7, "e", True]
+        store.settle([Settlement(KEY, number, claim.token, Outcome.SENT, Position(2, offset, "f"), "main2")])
+        assert first() == [1, 7, "e", True]
+    assert world.stub()["first_broker"] == "main"
+
+
+def test_a_number_1_that_goes_to_some_groups_says_so_and_its_attempt_is_read(world: PostgresWorld, store: StubStore) -> None:
+    world.put_stub(send_count=0, next_check_at=NOW - timedelta(hours=1))
+    claim = claim_of(send_number=1, groups=["billing"], only_when_due=False)
+    assert store.claim([claim]) == {KEY}
+    store.settle([Settlement(KEY, 1, claim.token, Outcome.SENT, Position(0, 3, "e"), "main")])
+    assert store.stub_table([KEY]).column("first_to_all").to_pylist() == [False]
+    assert store.attempt_table([KEY]).column("consumer_group").to_pylist() == ["billing"]
+    world.run("producer", "UPDATE message_stub SET next_check_at = %s", (NOW,))
+    ((row,),) = world.read(store.scan_attempts(NOW, Scope(), 1))
+    assert (row["send_number"], row["consumer_group"]) == (1, "billing")
 
 
 def test_two_numbers_of_one_message_in_one_batch_are_refused(world: PostgresWorld, store: StubStore) -> None:

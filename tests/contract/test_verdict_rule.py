@@ -179,12 +179,15 @@ OWED: tuple[tuple[dict[str, Any], dict[str, Any], bool], ...] = (
     ({"tag": "red"}, {"every_tag": False}, True),
     ({"tag": "blue"}, {"every_tag": False}, False),
     ({"tag": None}, {"every_tag": False}, False),
-    ({"queue_offset": 9}, {}, False),
-    ({"queue_offset": 10}, {}, True),
-    ({"queue_offset": 9, "queue_epoch": "e1"}, {}, True),
-    ({"queue_offset": 9, "queue_id": 1}, {}, True),
-    ({"queue_offset": None}, {}, True),
-    ({"queue_offset": None, "queue_id": None, "queue_epoch": None}, {"active_from": NOW}, False),
+    ({"first_queue_offset": 9}, {}, False),
+    ({"first_queue_offset": 10}, {}, True),
+    ({"first_queue_offset": 9, "first_queue_epoch": "e1"}, {}, True),
+    ({"first_queue_offset": 9, "first_queue_id": 1}, {}, True),
+    ({"first_queue_offset": None}, {}, True),
+    # A resend's place, or none while one is under way, says nothing about who owes the message.
+    ({"first_queue_offset": 9, "queue_offset": 200, "send_count": 2}, {}, False),
+    ({"first_queue_offset": 9, "queue_offset": None, "queue_id": None, "queue_epoch": None, "send_count": 2}, {}, False),
+    ({"first_queue_offset": None, "first_queue_id": None, "first_queue_epoch": None}, {"active_from": NOW}, False),
 )
 """What differs of the stub and of the policy; is it owed?"""
 
@@ -197,7 +200,8 @@ def test_a_delivery_is_owed_or_not_at_each_boundary(runs: Mapping[str, engines.R
         where = {"topic": f"t{number}", "consumer_group": "billing"}
         tables["stub"].append({
             **dict.fromkeys(frames.STUB), **truth_table.STUB, "stub_id": number, "shard": "s",
-            "message_id": "m", "topic": where["topic"], "created_at": NOW - 1, **stub,
+            "message_id": "m", "topic": where["topic"], "created_at": NOW - 1,
+            "first_queue_id": 0, "first_queue_offset": 10, "first_queue_epoch": "e2", **stub,
         })  # fmt: skip
         tables["policy"].append({**where, **truth_table.POLICY, **policy})
         tables["group_tag"].extend({**where, "tag": tag} for tag in ("red", "green"))

@@ -23,7 +23,7 @@ YEAR_1 = -62_135_596_800 * S
 
 POLICY: Row = {
     "every_tag": True, "active_from": None, "active_until": None, "duplicates": "guard", "max_sends": 5,
-    "max_refusals": 20, "max_clock_skew": 5 * S, "max_send_duration": 30 * S, "first_check": 120 * S,
+    "max_refusals": 20, "max_clock_skew": 5 * S, "max_send_duration": 30 * S, "attempt_timeout": 120 * S, "first_check": 120 * S,
     "consume_timeout": 900 * S, "redelivery_horizon": 21_600 * S, "recheck": SOON, "unknown_horizon": 3_600 * S,
     "backlog_horizon": 86_400 * S, "overdue_horizon": 172_800 * S, "replay_horizon": 604_800 * S,
     "queue_delay_cap": 3_600 * S,
@@ -31,7 +31,7 @@ POLICY: Row = {
 STUB: Row = {
     "status": "pending", "send_count": 1, "refusals": 0, "max_sends": None, "next_check_at": -1, "created_at": -AGE,
     "first_seen_at": -AGE, "judged_at": None, "deliver_at": None, "attempted_at": -AGE, "sent_at": -AGE + S,
-    "attempt_deadline": None, "queue_id": 0, "queue_offset": 10, "queue_epoch": "e2",
+    "attempt_deadline": None, "settled": True, "queue_id": 0, "queue_offset": 10, "queue_epoch": "e2", "first_to_all": True,
 }  # fmt: skip
 NO_LOG: Row = {**dict.fromkeys(frames.LOG), "log_answered": True, "log_found": False}
 GROUP: Row = {
@@ -85,6 +85,7 @@ def attempt(number: int, outcome: str = "sent", group: str | None = None, **colu
 
 NOWHERE: Row = {"queue_id": None, "queue_offset": None, "queue_epoch": None}
 UNACKED: Row = {"sent_at": None, **NOWHERE}
+UNSETTLED: Row = {**UNACKED, "settled": False}
 NEVER: Row = {**UNACKED, "send_count": 0, "attempted_at": None}
 REFUSED: Row = {**UNACKED, "refusals": 1}
 AHEAD: Row = {"settled_offset": 10}
@@ -190,10 +191,22 @@ CASES: tuple[Case, ...] = (
     ahead("beats incomplete evidence", queue=AHEAD, group={"dead_letters_read": False}),
     lost("a stub sent once tells by itself", attempts=(attempt(1, queue_offset=11),)),
     ahead("one copy of two ahead", stub={"send_count": 2}, attempts=(attempt(1), attempt(2, queue_offset=11))),
-    ahead("stored at the settled instant", stub={**NOWHERE, "attempted_at": -31 * S}),
-    lost("stored a microsecond before it", stub={**NOWHERE, "attempted_at": -31 * S - 1}),
-    ahead("scheduled, due at the settled instant", stub={**NOWHERE, "deliver_at": -31 * S}),
-    lost("scheduled, due a microsecond before it", stub={**NOWHERE, "deliver_at": -31 * S - 1}),
+    # Settled progress in time is at -1 s: 30 s to send and twice 5 s of skew before it.
+    ahead("stored two skews before the settled instant", stub={**NOWHERE, "attempt_deadline": 0, "attempted_at": -41 * S}),
+    lost("stored a microsecond earlier", stub={**NOWHERE, "attempt_deadline": 0, "attempted_at": -41 * S - 1}),
+    ahead("scheduled, due two skews before the settled instant", stub={**NOWHERE, "deliver_at": -41 * S}),
+    lost("scheduled, due a microsecond earlier", stub={**NOWHERE, "deliver_at": -41 * S - 1}),
+    ahead("unsettled: stored as late as its deadline", stub={**UNSETTLED, "attempt_deadline": -11 * S}),
+    unsent("unsettled, its deadline a microsecond earlier", "not_stored", stub={**UNSETTLED, "attempt_deadline": -11 * S - 1}),
+    unsent("settled as unknown: stored by when it began", "not_stored", stub={**UNACKED, "attempt_deadline": -S}),
+    ahead("unsettled without a deadline", stub={**UNSETTLED, "attempted_at": -131 * S}),
+    unsent("unsettled without a deadline, a microsecond earlier", "not_stored",
+           stub={**UNSETTLED, "attempted_at": -131 * S - 1}),
+    ahead("without a deadline, attempt_timeout to come", stub={**NOWHERE, "attempted_at": -120 * S + 1},
+          policy={"max_send_duration": S}),
+    lost("without a deadline, attempt_timeout over", stub={**NOWHERE, "attempted_at": -120 * S}, policy={"max_send_duration": S}),
+    ahead("an unsettled second number that began late", stub={"send_count": 2, "attempt_deadline": -11 * S, "settled": False},
+          attempts=(attempt(1),)),
     ahead("attempt's deadline to come", stub={**UNACKED, "attempt_deadline": 1}),
     unsent("attempt's deadline at this instant", "not_stored", stub={**UNACKED, "attempt_deadline": 0}),
     ahead("second number under way", stub={"send_count": 2, "attempted_at": -10 * S}, attempts=(attempt(1),)),
@@ -228,6 +241,11 @@ CASES: tuple[Case, ...] = (
     unknown("the copy's queue is gone", "new_epoch", case="new_epoch", stub={"queue_id": 7}),
     unknown("one copy of two of an older epoch", "new_epoch", case="new_epoch", stub={"send_count": 2},
             attempts=(attempt(1, queue_epoch="e1"), attempt(2)), queue={"epoch_accepted": False}),
+    unknown("unacknowledged, of an older epoch", "new_epoch", case="new_epoch", stub={"sent_at": None, "queue_epoch": "e1"},
+            queue={"epoch_accepted": False}),
+    unknown("a second number of unknown outcome, of an older epoch", "new_epoch", case="new_epoch", stub={"send_count": 2},
+            attempts=(attempt(1), attempt(2, "unknown", queue_id=0, queue_epoch="e1")), queue={"epoch_accepted": False}),
+    unsent("unacknowledged, of an accepted older epoch", "not_stored", stub={"sent_at": None, "queue_epoch": "e1"}),
     unknown("a new epoch may not be known without offsets", "offsets_unread", stub={"queue_id": 7},
             group={"offsets_read": False}),
     unknown("attempts not read", "attempts_unread", shard={"attempts_read": False}),
@@ -243,7 +261,7 @@ CASES: tuple[Case, ...] = (
     lost("progress in time is not asked of a trusted copy", group={"passed_until": None}),
     unknown("expired, but progress is not known", "progress_unknown", queue={"settled_offset": None, "first_offset": 11}),
     lost("an accepted epoch goes by time", queue={"epoch": "e3"}),
-    ahead("an accepted epoch, not yet past", stub={"attempted_at": -31 * S}, queue={"epoch": "e3", "rate": 0.001}),
+    ahead("an accepted epoch, not yet past", stub={"attempted_at": -41 * S, "attempt_deadline": 0}, queue={"epoch": "e3", "rate": 0.001}),
     Case("unknown horizon to come", "UNKNOWN", "dlq_not_read", look=1, stub=aged(3_600, -1),
          group={"dead_letters_read": False}),
     Case("unknown horizon at this instant", "UNKNOWN", "dlq_not_read", look=SOON, case="unknown", stub=aged(3_600),
@@ -273,6 +291,12 @@ CASES: tuple[Case, ...] = (
     unsent("sent to another group alone", "refused", stub={**UNACKED, "send_count": 2, "refusals": 1},
            attempts=(attempt(1, "refused"), attempt(2, group="shipping"))),
     unsent("no copy needs no progress", "refused", stub=REFUSED, queue=None, group={"passed_until": None}),
+    unsent("number 1 went to another group alone", "refused", stub={"first_to_all": False},
+           attempts=(attempt(1, group="shipping"),)),
+    lost("number 1 went to this group alone", stub={"first_to_all": False}, attempts=(attempt(1, group="billing"),)),
+    ahead("number 1 is under way to some groups", stub={**UNSETTLED, "first_to_all": False, "attempt_deadline": 1}),
+    unsent("number 1, to some groups, was refused", "refused", stub={**REFUSED, "first_to_all": False},
+           attempts=(attempt(1, "refused", group="billing"),)),
     # 10 LOST
     lost("passed over"),
     lost("acknowledged without a position, past by time", stub=NOWHERE),
@@ -311,6 +335,9 @@ CASES: tuple[Case, ...] = (
            attempts=tuple(attempt(number, "refused") for number in range(1, 20))),
     exhausted("too old at this instant", "too_old", stub=aged(604_800)),
     lost("too old in a microsecond", case="overdue", stub=aged(604_800, -1)),
+    exhausted("scheduled and too old at this instant", "too_old", stub=aged(700_000, deliver_at=-604_800 * S)),
+    lost("scheduled later than it was created: too old in a microsecond", case="overdue",
+         stub=aged(700_000, deliver_at=-604_800 * S + 1)),
     exhausted("the stub is exhausted", "given_up", stub={"status": "exhausted"}),
     exhausted("stalled and exhausted", "sends_used", stub={"max_sends": 1}, log=log("FAILED", log_updated_at=-21_600 * S)),
     exhausted("unsent and exhausted", "given_up", stub={**NEVER, "status": "exhausted"}),

@@ -135,6 +135,14 @@ def test_what_backstop_is_to_send_has_no_number_yet(producer: Database, broker: 
     assert stored(broker) == []
 
 
+def test_a_delivery_beyond_the_longest_delay_is_refused(producer: Database) -> None:
+    """Nobody would keep the logs for so long, and it would be too old before it was sent at all."""
+    policy = SendPolicy(longest_delay=timedelta(days=2))
+    with pytest.raises(ContractBroken, match=r"more than longest_delay \(2 days"):
+        committed(producer, deliver_at=datetime.now(UTC) + timedelta(days=2, minutes=1), policy=policy)
+    committed(producer, deliver_at=datetime.now(UTC) + timedelta(days=2, minutes=-1), policy=policy)
+
+
 def test_a_later_delivery_is_looked_at_after_it_and_never_sent_early(producer: Database, broker: RedisStreams) -> None:
     due = datetime.now(UTC) + timedelta(hours=1)
     recorded = committed(producer, deliver_at=due)

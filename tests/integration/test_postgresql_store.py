@@ -20,6 +20,7 @@ from backstop.local.child import descendants
 from backstop.named_sql import load
 from backstop.records import Key
 from backstop.stores.postgresql_connection import PostgresConnection
+from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import STUB_COLUMNS, Scope
 from store_world import PostgresWorld
 
@@ -209,6 +210,22 @@ def test_spark_reads_each_due_stub_once_through_the_scan(
     assert {row["topic"] for row in rows} == {*odd, "orders"}
     assert len({(row["topic"], row["message_id"]) for row in rows}) == len(rows)
     assert all(isinstance(row["next_check_at"], int) for row in rows)
+
+
+def test_spark_is_refused_rows_that_row_level_security_would_hide(running: PostgresWorld, spark: Any) -> None:
+    server, secret = running.server, running.server.create_role("tenant")
+    running.run("producer", "GRANT CONNECT ON DATABASE producer TO tenant; GRANT SELECT ON message_stub TO tenant;"
+                            " ALTER TABLE message_stub ENABLE ROW LEVEL SECURITY")
+    try:
+        with PostgresStubs("shop_a", server.dsn("tenant", secret, "producer")) as store:
+            scan = store.scan_due(datetime.now(UTC), Scope(), 1)
+        properties = {**scan.options, **scan.secret_options}
+        url, table = properties.pop("url"), properties.pop("dbtable")
+        frame = spark.read.jdbc(url, table, predicates=list(scan.predicates), properties=properties)
+        with pytest.raises(Exception, match="would be affected by row-level security"):
+            frame.collect()
+    finally:
+        running.run("producer", "ALTER TABLE message_stub DISABLE ROW LEVEL SECURITY")
 
 
 def test_a_restarted_server_is_asked_again_without_an_error(running: PostgresWorld) -> None:

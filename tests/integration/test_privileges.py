@@ -281,6 +281,29 @@ def test_a_check_says_what_the_services_own_role_cannot_do(
     assert finding().says == "all that the client needs"
 
 
+@pytest.mark.parametrize(("database", "table"), [("producer", "message_stub"), ("consumer", "consumer_log")])
+def test_rows_that_row_level_security_hides_are_refused_and_never_absent(
+    server: Postgres, logins: dict[str, str], database: str, table: str
+) -> None:
+    """Filtered rows would look like rows that are not there: a consumed message would be LOST, a lost stub would not exist."""
+    admin, duty = server.admin_dsn(database), as_(server, logins, "backstop_duty", database)
+    store: Any = PostgresStubs("one", duty) if database == "producer" else PostgresLogs("one", duty)
+    ask = (lambda: store.stubs([KEY])) if database == "producer" else (lambda: store.logs("g", [KEY]))
+    with store:
+        run(admin, f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY; CREATE POLICY tenant ON {table} USING (topic = 'other')")
+        try:
+            with pytest.raises(StoreUnavailable, match="refused: query would be affected by row-level security"):
+                ask()
+            (finding,) = [finding for finding in store.check() if "row-level security" in finding.subject]
+            assert (finding.good, finding.says) == (False, f"hides rows of {table} from this login")
+            run(server.admin_dsn(), "ALTER ROLE login_of_backstop_duty BYPASSRLS")
+            ask()
+            assert all(finding.good for finding in store.check()), store.check()
+        finally:
+            run(server.admin_dsn(), "ALTER ROLE login_of_backstop_duty NOBYPASSRLS")
+            run(admin, f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY; DROP POLICY tenant ON {table}")
+
+
 def test_the_duties_may_stage_where_nobody_else_may_make_temporary_tables(server: Postgres, logins: dict[str, str]) -> None:
     statement = "CREATE TEMP TABLE incoming (LIKE staged_verdict) ON COMMIT DROP"
     run(server.dsn("login_of_backstop_duty", logins["backstop_duty"], "control"), statement)

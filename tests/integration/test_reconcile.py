@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg2
 import pytest
 
+from backstop.brokers.redis_streams import RedisStreams
 from backstop.config.connections import Connections
 from backstop.errors import RunLost, StoreUnavailable
 from backstop.local.postgres import Postgres
@@ -325,6 +326,28 @@ def test_a_stub_that_no_group_owes_is_set_aside_after_the_overdue_horizon(
         young, old = world.stub("young", tag="open"), world.stub("old", tag="open", age=timedelta(hours=1))
         run_once(world.settings, world.connections, lambda: spark, no_audit)
         assert (status(world, young), status(world, old)) == ("pending", "no_taker")
+
+
+def test_progress_is_recorded_with_the_instant_after_it_was_read(
+    world: System, reconcile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may read long after it began (Spark starts, a task is tried again): dated by its start, what it read would count
+    as settled too early."""
+    world.sent("m-1")
+    world.consume("billing")
+    read: list[datetime] = []
+    progress = RedisStreams.progress
+
+    def watched(self: RedisStreams, topic: str, group: str) -> Any:
+        found = progress(self, topic, group)
+        read.extend(at for (at,) in world.rows("control", "SELECT clock_timestamp()"))
+        return found
+
+    monkeypatch.setattr(RedisStreams, "progress", watched)
+    reconcile()
+    for table in ("progress", "progress_history"):
+        recorded = world.rows("control", f"SELECT DISTINCT recorded_at FROM {table}")
+        assert recorded and all(at >= max(read) for (at,) in recorded), table
 
 
 def test_a_dry_run_judges_and_promotes_nothing(world: System, reconcile: Any) -> None:

@@ -216,7 +216,7 @@ def test_a_record_that_moved_on_since_it_was_seen_is_not_touched(world: World) -
 
 
 def test_redis_alone_is_swept_by_itself_and_a_late_end_still_counts(world: World) -> None:
-    world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "12d"}})
+    world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "18d"}})
     alone = RedisGuard(RedisExchange(world.urls["backstop_leases"]), "mailer", lease=LEASE)
     stuck, late = alone.begin_many([Arrival(TOPIC, "stuck"), Arrival(TOPIC, "late")])
     assert isinstance(stuck, Acquired) and isinstance(late, Acquired)
@@ -359,7 +359,7 @@ def test_the_checks_pass_after_a_sweep_and_fail_when_an_old_lease_is_left(world:
 
 
 def test_check_says_whether_the_redis_of_the_leases_answers_and_keeps_what_it_must(world: World) -> None:
-    world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "12d"}})
+    world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "18d"}})
     assert [(f.subject, f.good) for f in check_leases(world.settings, world.connections)] == [
         ("front of billing", True), ("front of shipping", True), ("redis of mailer", True), ("redis of mailer: eviction", True),
         ("redis of mailer: conflicts", True),
@@ -376,7 +376,7 @@ def test_check_says_whether_the_redis_of_the_leases_answers_and_keeps_what_it_mu
 
 
 def test_check_shows_the_conflicts_of_redis_alone(world: World) -> None:
-    world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "12d"}})
+    world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "18d"}})
     alone = RedisGuard(RedisExchange(world.urls["backstop_leases"]), "mailer")
     alone.begin(Arrival(TOPIC, "twice: {used}", b"one content"))
     assert isinstance(alone.begin(Arrival(TOPIC, "twice: {used}", b"another one")), Conflict)

@@ -169,8 +169,9 @@ def verdicts(ends: list[World], model: Model) -> list[tuple[str, bool]]:
             "stub_id": number, "shard": "s", **known, "message_id": "m", "status": "pending", "send_count": 1, "refusals": 0,
             "max_sends": None, "next_check_at": START, "created_at": START + moved, "first_seen_at": START, "judged_at": None,
             "deliver_at": None, "attempted_at": START + moved, "sent_at": None if acknowledged is None else EARLY + moved,
-            "attempt_deadline": START + ATTEMPT + moved, "queue_id": None if acknowledged is None else 0,
-            "queue_offset": acknowledged, "queue_epoch": None if acknowledged is None else "e",
+            "attempt_deadline": START + ATTEMPT + moved, "settled": acknowledged is not None,
+            "queue_id": None if acknowledged is None else 0,
+            "queue_offset": acknowledged, "queue_epoch": None if acknowledged is None else "e", "first_to_all": True,
             **dict.fromkeys(frames.LOG), "log_answered": True, "log_found": seen["logs"],
             **({"log_valid": True, "log_state": "CONSUMED", "log_updated_at": START, "log_consumed_at": START}
                if seen["logs"] else {}),

@@ -55,7 +55,7 @@ def decided(*deliveries: Told, asked: tuple[str, ...] | None = None, by: str = "
             duplicates: dict[str, str] = GUARDED, never_sent: bool = False,
             age: timedelta = timedelta(minutes=5)) -> object:  # fmt: skip
     return decide(
-        asked, by, deliveries, as_of=NOW, created_at=NOW - age, policy=POLICY, duplicates=duplicates,
+        asked, by, deliveries, as_of=NOW, replay_from=NOW - age, policy=POLICY, duplicates=duplicates,
         own_retry_topic=False, never_sent=never_sent,
     )  # fmt: skip
 

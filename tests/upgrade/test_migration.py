@@ -150,6 +150,28 @@ def test_two_migrations_at_once_wait_for_each_other_and_never_for_ever(server: P
     assert sorted(applied) == [[], [], COMING]
 
 
+def test_open_messages_that_were_resent_before_the_upgrade_keep_the_place_and_groups_of_number_1(server: Postgres) -> None:
+    url = before(server, "resent", 1)
+    for message_id, sends in (("resent", 2), ("first to one", 1), ("to all", 1)):
+        run(url, """
+            INSERT INTO message_stub (topic, message_id, content, send_count, next_check_at, sent_at, broker, queue_id,
+                queue_offset, queue_epoch)
+            VALUES ('orders', %s, 'x', %s, now(), now(), 'main', 0, 200, 'e')""", (message_id, sends))  # fmt: skip
+        run(url, """
+            INSERT INTO send_attempt (topic, message_id, send_number, groups, requested_by, started_at, outcome, queue_id,
+                queue_offset, queue_epoch)
+            SELECT 'orders', %s, n, CASE WHEN %s = 'first to one' THEN ARRAY['billing'] END, 'x', now(), 'sent', 0, n * 50, 'e'
+            FROM generate_series(1, %s) n""", (message_id, message_id, sends))  # fmt: skip
+    migrate(url, "producer")
+    found = run(url, """
+        SELECT message_id, first_broker, first_queue_id, first_queue_offset, first_queue_epoch, first_groups
+        FROM message_stub WHERE status = 'pending' ORDER BY message_id""")
+    assert found == [
+        ("first to one", None, None, None, None, ["billing"]), ("resent", "main", 0, 50, "e", None),
+        ("to all", None, None, None, None, None),
+    ]  # fmt: skip
+
+
 def test_a_database_made_anew_is_the_same_as_one_that_was_upgraded(server: Postgres) -> None:
     upgraded = before(server, "upgraded", 10)
     migrate(upgraded, "producer")

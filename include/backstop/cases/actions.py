@@ -92,7 +92,7 @@ def why_not(action: str, judged: Judged, promise: Promise, policy: Policy, as_of
         return "a consumer is working on it now"
     if action in ("discard", "void"):
         return None
-    if as_of >= promise.created_at + policy.replay_horizon:
+    if as_of >= promise.replay_from + policy.replay_horizon:
         return "it is older than the replay horizon, beyond which nothing is published"
     if action == "raise":
         if promise.refusals >= policy.max_refusals:

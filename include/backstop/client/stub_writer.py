@@ -6,7 +6,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -42,6 +42,8 @@ class SendPolicy:
     """After this an attempt without an outcome counts as unknown, and may be followed by another."""
     max_send_duration: timedelta = timedelta(seconds=30)
     """From the look before the send to the broker client's last try."""
+    longest_delay: timedelta = timedelta(days=7)
+    """The farthest that `deliver_at` may lie ahead: logs and broker keep what they know for no longer."""
 
     def __post_init__(self) -> None:
         if not timedelta(0) < self.max_send_duration < self.attempt_timeout or (
@@ -104,7 +106,7 @@ def record(
 
     `message_id` is a business key, unique in the topic for ever (order id plus event). `send=False` leaves
     the send to Backstop, after `first_check`. A `deliver_at` (aware) in the future needs `send=False`, or a
-    broker client of the application's own that schedules: `send` refuses it.
+    broker client of the application's own that schedules: `send` refuses it. Beyond `longest_delay` it is refused here.
 
     Raises ContractBroken for values that are not allowed and for an id that is recorded already; the caller's
     transaction must then be rolled back. What the driver raises passes through.
@@ -138,7 +140,7 @@ def record_many(
     """Write many stubs in one statement; as `record`, all or none."""
     batch = list(messages)
     for new in batch:
-        _check(new, max_content_bytes)
+        _check(new, policy, max_content_bytes)
     _refuse_repeated(batch)
     if not batch:
         return []
@@ -177,7 +179,7 @@ def _columns(batch: Sequence[NewMessage], recorded: Sequence[Recorded], policy: 
     }
 
 
-def _check(new: NewMessage, max_content_bytes: int) -> None:
+def _check(new: NewMessage, policy: SendPolicy, max_content_bytes: int) -> None:
     check_key(new.topic, new.message_id)
     refuse_blank("topic", new.topic)
     refuse_blank("message_id", new.message_id)
@@ -192,6 +194,12 @@ def _check(new: NewMessage, max_content_bytes: int) -> None:
             f"deliver_at of {new.message_id!r} has no time zone.",
             kept="Nothing was written or sent.",
             next_step="Give an aware datetime, in UTC for example.",
+        )
+    if new.deliver_at is not None and new.deliver_at > datetime.now(UTC) + policy.longest_delay:
+        raise ContractBroken(
+            f"deliver_at of {new.message_id!r} is {new.deliver_at}, more than longest_delay ({policy.longest_delay}) ahead.",
+            kept="Nothing was written or sent.",
+            next_step="Record it later, or raise longest_delay in the policy of the topic and here, with log_retention.",
         )
 
 

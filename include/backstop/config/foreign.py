@@ -59,7 +59,7 @@ class PlainKeys(_Foreign):
     kind: Literal["plain_keys"]
     pattern: _Text = Field(description='what a key looks like, for example "dedup:{topic}:{id}"')
     untouched_for: Duration = Field(
-        default=timedelta(days=12), description="a key that no log explains is freed when nobody has touched it for so long"
+        default=timedelta(days=18), description="a key that no log explains is freed when nobody has touched it for so long"
     )
     success_deletes: bool = Field(
         default=False, description="the program deletes the key of finished work; else a key may mean done as well as held"

@@ -97,7 +97,7 @@ class RedisGuardSettings(_Frozen):
     redis: ConnectionRef
     cluster: bool = Field(default=False, description="the connection names a node of a Redis cluster")
     consumed_for: Duration = Field(
-        timedelta(days=12), description="how long the guard remembers what is done; longer than the longest way back"
+        timedelta(days=18), description="how long the guard remembers what is done; longer than the longest way back"
     )
     policy: Policy = Policy()
 

@@ -206,7 +206,7 @@ def cannot_send(facts: Facts, policy: Policy) -> str | None:
         return "no_stub"
     if len(facts.shards) > 1:
         return "two_shards"
-    if facts.as_of >= facts.stub.created_at + policy.replay_horizon:
+    if facts.as_of >= facts.stub.replay_from + policy.replay_horizon:
         return "too_old"
     if facts.stub.status not in (StubStatus.PENDING, StubStatus.EXHAUSTED):
         return "stub_closed"

@@ -32,7 +32,7 @@ from backstop.leases.redis_records import RedisKeys, encoded, milliseconds
 CALL = 1000
 """Messages of one script call: more would keep the server from others, and Lua from spreading them."""
 CONSUMING_FOR = timedelta(hours=1)
-CONSUMED_FOR = timedelta(days=12)
+CONSUMED_FOR = timedelta(days=18)
 """More than the longest way back that the default policy allows: retention, redelivery, resends, replays."""
 ERROR_SHOWN = 200
 _BEGIN, _COMPLETE, _RELEASE, _RENEW = (Script(name) for name in ("begin", "complete", "release", "renew"))

@@ -116,6 +116,7 @@ def session_options(run_id: int, stage: int | None, repair_topics: Collection[st
         "backstop.repair_topics": json.dumps(sorted(repair_topics)),
         "application_name": "backstop-quality",
         "statement_timeout": "300s",
+        "row_security": "off",
     }
     return " ".join(f"-c {name}={_escaped(value)}" for name, value in settings.items())
 

@@ -16,7 +16,8 @@ _SQL = load("backstop.verdicts", "queries.sql")
 def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
     """Queues, epochs, progress and its history; an offset that went back within an epoch is a REGRESSION.
 
-    What was seen stays true whether or not the run is promoted later.
+    What was seen stays true whether or not the run is promoted later. Progress carries the instant after it was read, never
+    the start of the run: a settle grace counted from an earlier instant would be shorter than it says.
     """
     brokers = {look.topic: look.broker for look in looks.groups.values()}
     for topic, queues in looks.queues.items():
@@ -34,7 +35,7 @@ def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
             seen = {
                 "group": look.group, "broker": look.broker, "topic": look.topic, "queue_id": queue_id,
                 "epoch": progress.epoch, "next_offset": progress.next_offset, "passed_until": progress.passed_until,
-                "retry_pending": look.retry_pending or 0, "recorded_at": looks.as_of, "run_id": run.run_id,
+                "retry_pending": look.retry_pending or 0, "recorded_at": look.read_at, "run_id": run.run_id,
             }  # fmt: skip
             cursor.execute(_SQL["record_regression"], seen)
             cursor.execute(_SQL["record_progress"], seen)

@@ -111,7 +111,7 @@ def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> 
     policy = settings.policy_for(key.topic)
     budget = policy.max_sends if promise.max_sends is None else promise.max_sends
     decision = decide(
-        None, PERSON + who, judged, as_of=seen.as_of, created_at=promise.created_at, policy=policy,
+        None, PERSON + who, judged, as_of=seen.as_of, replay_from=promise.replay_from, policy=policy,
         duplicates=duplicates_of(settings, key.topic), own_retry_topic=sends_to_one_group(sources, key.topic),
     )  # fmt: skip
     if isinstance(decision, Send):

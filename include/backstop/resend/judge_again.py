@@ -19,7 +19,7 @@ def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[
     Raises nothing for what does not answer: see the judgement's `unreachable`; what needs it is postponed.
     """
     judgement = worker.judge.judgement([request.key for request in requests])
-    told, shards_of, created_at = judgement.told, judgement.shards_of, judgement.created_at
+    told, shards_of, replay_from = judgement.told, judgement.shards_of, judgement.replay_from
     duplicates, policy = duplicates_of(worker.settings, lot.topic), worker.policy(lot.topic)
     own_retry_topic = sends_to_one_group(worker.judge.sources, lot.topic)
     later, too_old = judgement.as_of + policy.recheck, judgement.as_of - policy.replay_horizon
@@ -37,15 +37,15 @@ def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[
         elif request.send_number != lowest[request.key]:
             decisions[request.request_id] = Postpone(later, "an earlier number of the same message is under way")
         else:
-            created, deliveries = created_at[request.key], told.get(request.key, ())
+            counted_from, deliveries = replay_from[request.key], told.get(request.key, ())
             # Everything that `decide` reads of a message: two with the same of it are decided alike.
             asker = "a person" if is_by_person(request.requested_by) else request.requested_by
             asker = "an incident" if is_by_incident(asker) else asker
             never_sent = request.key in judgement.never_sent
-            situation = (request.groups, asker, deliveries, created <= too_old, never_sent)
+            situation = (request.groups, asker, deliveries, counted_from <= too_old, never_sent)
             if situation not in decided:
                 decided[situation] = decide(
-                    request.groups, request.requested_by, deliveries, as_of=judgement.as_of, created_at=created,
+                    request.groups, request.requested_by, deliveries, as_of=judgement.as_of, replay_from=counted_from,
                     policy=policy, duplicates=duplicates, own_retry_topic=own_retry_topic, never_sent=never_sent,
                 )  # fmt: skip
             decisions[request.request_id] = decided[situation]

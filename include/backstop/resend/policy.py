@@ -147,16 +147,17 @@ def _barred_by(wanted: Collection[str], duplicates: Mapping[str, str], verdicts:
 
 def decide(
     asked: Sequence[str] | None, requested_by: str, judged: Sequence[Told], *,
-    as_of: datetime, created_at: datetime, policy: Policy,
+    as_of: datetime, replay_from: datetime, policy: Policy,
     duplicates: Mapping[str, str], own_retry_topic: bool, never_sent: bool = False,
 ) -> Decision:  # fmt: skip
     """One request, judged again at its claim. `asked`: its groups (null: all); `judged`: every delivery of
-    its message; `never_sent`: no copy of it can be in the broker.
+    its message; `never_sent`: no copy of it can be in the broker. `replay_from`: the instant from which
+    replay_horizon counts.
 
     Groups that need no copy any more, or not yet, are left out of the send; the others do not wait for them.
     """
     mine = [one for one in judged if asked is None or one.consumer_group in asked]
-    if as_of >= created_at + policy.replay_horizon:
+    if as_of >= replay_from + policy.replay_horizon:
         return NotNeeded(TOO_OLD)
     send, wait, done = [], [], []
     for one in mine:

@@ -33,7 +33,7 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
             keepalives_interval=10,
             keepalives_count=3,
             options=(
-                "-c timezone=UTC"
+                "-c timezone=UTC -c row_security=off"
                 f" -c statement_timeout={int(STATEMENT_LIMIT.total_seconds() * 1000)}"
                 f" -c lock_timeout={int(LOCK_LIMIT.total_seconds() * 1000)}"
             ),

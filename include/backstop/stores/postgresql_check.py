@@ -18,11 +18,12 @@ _VERSION = sql.SQL("SELECT version_num FROM {}")
 
 
 def check(connection: PostgresConnection, needs: Needs) -> list[Finding]:
-    """One finding for the schema's version, one for our privileges, one for those of the services' role, one for each
-    durability setting."""
+    """One finding for the schema's version, one for our privileges, one for row-level security, one for the privileges of the
+    services' role, one for each durability setting."""
     return [
         _version(connection, needs.schema),
         _privileges(connection, needs.duty),
+        _row_security(connection, needs.duty),
         _privileges_of_services(connection, needs),
         *_durability(connection),
     ]
@@ -54,6 +55,17 @@ def _privileges(connection: PostgresConnection, needs: Sequence[Need]) -> Findin
     if not missing:
         return Finding(subject, True, "all that the duties need")
     return Finding(subject, False, f"missing: {', '.join(missing)}", "Grant the role backstop_duty to this login.")
+
+
+def _row_security(connection: PostgresConnection, needs: Sequence[Need]) -> Finding:
+    """A policy that hides rows from this login makes the server refuse its queries, because our sessions switch row_security
+    off."""
+    found = connection.rows(_SQL["row_security"], {"tables": sorted({table for table, _, _ in needs})})
+    subject = f"{connection.subject}: row-level security"
+    if not found:
+        return Finding(subject, True, "hides no rows from this login")
+    tables = ", ".join(table for (table,) in found)
+    return Finding(subject, False, f"hides rows of {tables} from this login", "Give it BYPASSRLS: ALTER ROLE ... BYPASSRLS.")
 
 
 def _privileges_of_services(connection: PostgresConnection, needs: Needs) -> Finding:

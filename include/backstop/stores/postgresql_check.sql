@@ -13,6 +13,12 @@ JOIN pg_roles r ON r.rolname = coalesce(%(role)s::text, current_user)
 LEFT JOIN pg_attribute a ON a.attrelid = to_regclass(n.table_name)::oid AND a.attname = n.column_name
     AND NOT a.attisdropped;
 
+-- name: row_security: of these tables, those from which row-level security hides rows for this login
+SELECT n.table_name
+FROM (SELECT DISTINCT t.table_name FROM unnest(%(tables)s::text[]) AS t (table_name)) n
+WHERE row_security_active(to_regclass(n.table_name)::oid)
+ORDER BY n.table_name;
+
 -- name: durability: what the server promises to keep across a crash
 SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
     pg_is_in_recovery();

@@ -35,6 +35,7 @@ PRODUCER = Needs(
             "status", "send_count", "refusals", "max_sends", "next_check_at", "broker", "queue_id", "queue_offset",
             "queue_epoch", "broker_message_id", "first_seen_at", "judged_at", "attempted_at", "sent_at", "attempt_token",
             "attempt_deadline", "attempt_groups", "attempt_requested_by", "updated_at",
+            "first_broker", "first_queue_id", "first_queue_offset", "first_queue_epoch", "first_groups",
             "content", "content_version", "headers", "message_key", "erased_hash",
         ),
         *_tables(["message_stub"], "DELETE"),

@@ -49,7 +49,7 @@ WHERE s.topic = %(topic)s::text AND s.status IN ('confirmed', 'voided', 'no_take
     AND s.updated_at < clock_timestamp() - %(kept_seconds)s::float8 * interval '1 second'
     AND (s.updated_at, s.message_id) > (%(after_moved)s::timestamptz, %(after_id)s::text)
     AND s.attempt_token IS NULL
-    AND (s.status <> 'no_taker' OR s.created_at < clock_timestamp() - %(no_taker_seconds)s::float8 * interval '1 second')
+    AND (s.status <> 'no_taker' OR greatest(s.created_at, s.deliver_at) < clock_timestamp() - %(no_taker_seconds)s::float8 * interval '1 second')
 ORDER BY s.updated_at, s.message_id
 LIMIT %(limit)s;
 

@@ -115,6 +115,10 @@ class PostgresStubs:
                 attempt_token=row[18],
                 attempt_deadline=row[19],
                 judged_at=row[20],
+                first_queue_id=row[21],
+                first_queue_offset=row[22],
+                first_queue_epoch=row[23],
+                first_groups=None if row[24] is None else tuple(row[24]),
             )
             for row in self._by_key("stubs", keys)
         }

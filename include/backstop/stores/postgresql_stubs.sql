@@ -32,7 +32,11 @@ SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_
     CASE WHEN isfinite(s.sent_at) THEN (extract(epoch FROM s.sent_at) * 1000000)::bigint END AS sent_at,
     CASE WHEN isfinite(s.attempt_deadline) THEN (extract(epoch FROM s.attempt_deadline) * 1000000)::bigint END
         AS attempt_deadline,
-    s.queue_id, s.queue_offset, s.queue_epoch;
+    s.attempt_token IS NULL AS settled, s.queue_id, s.queue_offset, s.queue_epoch,
+    CASE WHEN s.send_count <= 1 THEN s.queue_id ELSE s.first_queue_id END AS first_queue_id,
+    CASE WHEN s.send_count <= 1 THEN s.queue_offset ELSE s.first_queue_offset END AS first_queue_offset,
+    CASE WHEN s.send_count <= 1 THEN s.queue_epoch ELSE s.first_queue_epoch END AS first_queue_epoch,
+    s.first_groups IS NULL AS first_to_all;
 
 -- name: of_due: ... of the stubs that are due, then cut_at, by which the scan is cut
 , s.next_check_at AS cut_at
@@ -62,33 +66,34 @@ SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome, a.queu
     CASE WHEN isfinite(a.started_at) THEN (extract(epoch FROM a.started_at) * 1000000)::bigint END AS started_at,
     CASE WHEN isfinite(a.finished_at) THEN (extract(epoch FROM a.finished_at) * 1000000)::bigint END AS finished_at;
 
--- name: attempts_of_due: ... of due stubs that were sent more than once
+-- name: attempts_of_due: ... of due stubs that were sent more than once, or first to some groups alone
 , s.next_check_at AS cut_at
 FROM message_stub s
 JOIN send_attempt a ON a.topic = s.topic AND a.message_id = s.message_id
 LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
-WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz AND s.send_count > 1
+WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
+    AND (s.send_count > 1 OR s.first_groups IS NOT NULL)
     AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
     AND (%(created_from)s::timestamptz IS NULL OR s.created_at >= %(created_from)s::timestamptz)
     AND (%(created_to)s::timestamptz IS NULL OR s.created_at < %(created_to)s::timestamptz);
 
--- name: attempts_of_window: ... of one topic's stubs created in a window that were sent more than once
+-- name: attempts_of_window: ... of one topic's stubs created in a window that were sent more than once, or first to some groups alone
 , s.created_at AS cut_at
 FROM message_stub s
 JOIN send_attempt a ON a.topic = s.topic AND a.message_id = s.message_id
 LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
 WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestamptz
-    AND s.created_at < %(created_to)s::timestamptz AND s.send_count > 1;
+    AND s.created_at < %(created_to)s::timestamptz AND (s.send_count > 1 OR s.first_groups IS NOT NULL);
 
--- name: attempts_of_keys: ... of the stubs asked for that were sent more than once
+-- name: attempts_of_keys: ... of the stubs asked for that were sent more than once, or first to some groups alone
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
 CROSS JOIN LATERAL (
-    SELECT m.next_check_at, m.send_count FROM message_stub m
+    SELECT m.next_check_at, m.send_count, m.first_groups FROM message_stub m
     WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s
 CROSS JOIN LATERAL (
     SELECT * FROM send_attempt m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) a
 LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
-WHERE s.send_count > 1;
+WHERE s.send_count > 1 OR s.first_groups IS NOT NULL;
 
 -- name: range: the predicate of one partition of a scan; -infinity and infinity are open ends
 cut_at >= %(start)s::timestamptz AND cut_at < %(end)s::timestamptz;
@@ -96,7 +101,11 @@ cut_at >= %(start)s::timestamptz AND cut_at < %(end)s::timestamptz;
 -- name: stubs: by key, without their payload
 SELECT s.topic, s.message_id, s.status, s.send_count, s.refusals, s.max_sends, s.next_check_at, s.created_at, s.tag,
     s.ordering_key, s.broker, s.queue_id, s.queue_offset, s.queue_epoch, s.deliver_at, s.first_seen_at, s.attempted_at,
-    s.sent_at, s.attempt_token::text, s.attempt_deadline, s.judged_at
+    s.sent_at, s.attempt_token::text, s.attempt_deadline, s.judged_at,
+    CASE WHEN s.send_count <= 1 THEN s.queue_id ELSE s.first_queue_id END,
+    CASE WHEN s.send_count <= 1 THEN s.queue_offset ELSE s.first_queue_offset END,
+    CASE WHEN s.send_count <= 1 THEN s.queue_epoch ELSE s.first_queue_epoch END,
+    s.first_groups
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
 CROSS JOIN LATERAL (
     SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
@@ -202,6 +211,13 @@ UPDATE message_stub s SET
     attempt_groups = CASE WHEN a.groups IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(a.groups)) END,
     attempt_requested_by = a.requested_by,
     next_check_at = i.now + a.next_check_seconds * interval '1 second',
+    -- The place of number 1 says who owes the message: it stays where no later number touches it.
+    first_broker = CASE WHEN s.send_count = 1 THEN s.broker ELSE s.first_broker END,
+    first_queue_id = CASE WHEN s.send_count = 1 THEN s.queue_id ELSE s.first_queue_id END,
+    first_queue_offset = CASE WHEN s.send_count = 1 THEN s.queue_offset ELSE s.first_queue_offset END,
+    first_queue_epoch = CASE WHEN s.send_count = 1 THEN s.queue_epoch ELSE s.first_queue_epoch END,
+    first_groups = CASE WHEN s.send_count > 0 THEN s.first_groups
+        WHEN a.groups IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(a.groups)) END,
     sent_at = NULL,
     queue_id = NULL,
     queue_offset = NULL,
@@ -375,6 +391,13 @@ UPDATE message_stub s SET
     refusals = s.refusals + (
         SELECT count(*) FROM handed r
         WHERE r.topic = l.topic AND r.message_id = l.message_id AND r.send_number > l.send_count AND r.outcome = 'refused'),
+    first_broker = CASE WHEN l.send_count = 1 THEN s.broker ELSE s.first_broker END,
+    first_queue_id = CASE WHEN l.send_count = 1 THEN s.queue_id ELSE s.first_queue_id END,
+    first_queue_offset = CASE WHEN l.send_count = 1 THEN s.queue_offset ELSE s.first_queue_offset END,
+    first_queue_epoch = CASE WHEN l.send_count = 1 THEN s.queue_epoch ELSE s.first_queue_epoch END,
+    first_groups = CASE WHEN l.send_count > 0 THEN s.first_groups ELSE (
+        SELECT ARRAY(SELECT jsonb_array_elements_text(f.groups)) FROM handed f
+        WHERE f.topic = l.topic AND f.message_id = l.message_id AND f.send_number = 1 AND jsonb_typeof(f.groups) = 'array') END,
     queue_id = NULL, queue_offset = NULL, queue_epoch = NULL, broker_message_id = NULL, updated_at = clock_timestamp()
 FROM held l
 JOIN (SELECT topic, message_id, max(send_number) AS most, max(at) AS last_at FROM handed GROUP BY 1, 2) n

@@ -39,9 +39,12 @@ STUB_COLUMNS: Mapping[str, str] = {
     "send_count": "int", "refusals": "int", "max_sends": "int",
     "next_check_at": "bigint", "created_at": "bigint", "first_seen_at": "bigint", "judged_at": "bigint",
     "deliver_at": "bigint", "attempted_at": "bigint", "sent_at": "bigint", "attempt_deadline": "bigint",
-    "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
+    "settled": "boolean", "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
+    "first_queue_id": "int", "first_queue_offset": "bigint", "first_queue_epoch": "string", "first_to_all": "boolean",
 }  # fmt: skip
-"""What a verdict needs of a stub, in Spark's type names; also the order of the columns."""
+"""What a verdict needs of a stub, in Spark's type names; also the order of the columns. `settled`: no attempt is under way, so
+that `attempted_at` says when the newest send began at the latest; `first_*`: the place of number 1, and whether it was addressed
+to every group."""
 
 ATTEMPT_COLUMNS: Mapping[str, str] = {
     "topic": "string", "message_id": "string", "send_number": "int", "consumer_group": "string", "outcome": "string",
@@ -165,7 +168,7 @@ class StubStore(Protocol):
         ...
 
     def scan_attempts(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
-        """The attempts (ATTEMPT_COLUMNS) of due stubs that were sent more than once."""
+        """The attempts (ATTEMPT_COLUMNS) of due stubs that were sent more than once, or first to some groups alone."""
         ...
 
     def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:

@@ -36,13 +36,14 @@ OWED: Final[Columns] = {
     "status": "string", "send_count": "int", "refusals": "int", "max_sends": "int",
     "next_check_at": "bigint", "created_at": "bigint", "first_seen_at": "bigint", "judged_at": "bigint",
     "deliver_at": "bigint", "attempted_at": "bigint", "sent_at": "bigint", "attempt_deadline": "bigint",
-    "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
+    "settled": "boolean", "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
+    "first_to_all": "boolean",
 }  # fmt: skip
 """The output of deliveries.sql."""
 DELIVERY: Final[Columns] = {**OWED, **LOG}
 
 DURATIONS: Final = (
-    "max_clock_skew", "max_send_duration", "first_check", "consume_timeout", "redelivery_horizon", "recheck",
+    "max_clock_skew", "max_send_duration", "attempt_timeout", "first_check", "consume_timeout", "redelivery_horizon", "recheck",
     "unknown_horizon", "backlog_horizon", "overdue_horizon", "replay_horizon", "queue_delay_cap",
 )  # fmt: skip
 POLICY: Final[Columns] = {

@@ -71,6 +71,8 @@ class Promise:
     refusals: int
     max_sends: int | None
     created_at: datetime
+    replay_from: datetime
+    """The instant from which replay_horizon counts."""
 
 
 class Judgement:
@@ -108,12 +110,13 @@ class Judgement:
         return by_key
 
     @cached_property
-    def created_at(self) -> dict[tuple[str, str], datetime]:
-        """When each message was recorded, by key; of a message on several shards the first one's stub."""
+    def replay_from(self) -> dict[tuple[str, str], datetime]:
+        """The instant from which replay_horizon counts, by key; of a message on several shards the first one's stub."""
         found: dict[tuple[str, str], datetime] = {}
-        columns = (self.stub_table.column(name).to_pylist() for name in ("topic", "message_id", "created_at"))
-        for topic, message_id, created in zip(*columns, strict=True):
-            at = instant(created)
+        names = ("topic", "message_id", "created_at", "deliver_at")
+        columns = (self.stub_table.column(name).to_pylist() for name in names)
+        for topic, message_id, created, deliver in zip(*columns, strict=True):
+            at = instant(created if deliver is None else max(created, deliver))
             assert at is not None  # the column is NOT NULL, and a stub without it is quarantined
             found.setdefault((topic, message_id), at)
         return found
@@ -134,6 +137,7 @@ class Judgement:
             assert created_at is not None  # the column is NOT NULL, and a stub without it is quarantined
             found.setdefault(key, Promise(
                 row["shard"], key, row["status"], row["send_count"], row["refusals"], row["max_sends"], created_at,
+                self.replay_from[row["topic"], row["message_id"]],
             ))  # fmt: skip
         return found
 
@@ -218,10 +222,11 @@ class Judge:
             stubs.append(found)
             again = [
                 Key(topic, message_id)
-                for topic, message_id, sends in zip(
-                    *(found.column(column).to_pylist() for column in ("topic", "message_id", "send_count")), strict=True
+                for topic, message_id, sends, to_all in zip(
+                    *(found.column(column).to_pylist() for column in ("topic", "message_id", "send_count", "first_to_all")),
+                    strict=True,
                 )
-                if sends > 1
+                if sends > 1 or not to_all
             ]
             try:
                 if again:

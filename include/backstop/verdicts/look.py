@@ -39,6 +39,8 @@ class GroupLook:
     topic: str
     group: str
     broker: str
+    read_at: datetime | None = None
+    """The control database's clock once `live` was read; null: it was not read."""
     live: Mapping[int, Progress] = field(default_factory=dict)
     settled: Mapping[int, Progress] = field(default_factory=dict)
     rates: Mapping[int, float] = field(default_factory=dict)
@@ -206,6 +208,8 @@ def _with_progress(
         # A group may call its progress acknowledged only where the broker's means that much.
         exact = declared is broker.capabilities.progress_means is ProgressMeans.ACKNOWLEDGED
         grace = timedelta(0) if exact else policy.redelivery_horizon
+    cursor.execute(_SQL["control_clock"])
+    read_at: datetime = cursor.fetchone()[0]
     # What waits in a retry queue is passed in the topic's own: until that queue is empty, it holds back what is settled.
     if grace == timedelta(0) and not look.retry_pending:
         settled = live
@@ -218,10 +222,10 @@ def _with_progress(
     rates: dict[int, float] = {}
     for queue_id, epoch, offset, at in cursor.fetchall():
         now = live.get(queue_id)
-        seconds = (as_of - at).total_seconds()
+        seconds = (read_at - at).total_seconds()
         if now is not None and now.epoch == epoch and seconds > 0 and now.next_offset > offset:
             rates[queue_id] = (now.next_offset - offset) / seconds
-    return replace(look, live=live, settled=settled, rates=rates)
+    return replace(look, read_at=read_at, live=live, settled=settled, rates=rates)
 
 
 def _logged(

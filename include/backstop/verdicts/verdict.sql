@@ -4,7 +4,8 @@
 -- Spark SQL and PostgreSQL give the same answers. Instants and durations are microseconds (bigint). In:
 --   instant         as_of: the one instant of the control database at the start of the run
 --   delivery        a row of deliveries.sql and its group's log row (log_answered: the primary answered for the key)
---   attempt         send numbers that have ended, of stubs sent more than once; one row for each group addressed
+--   attempt         send numbers that have ended, of stubs sent more than once, or first to some groups alone; one row for
+--                   each group addressed
 --   policy          the settings for (topic, consumer_group)
 --   group_state     for (topic, consumer_group): how far in time, and what could be read of the group and its broker
 --   shard_state     for each shard: what could be read of it
@@ -22,47 +23,61 @@ WITH ended AS (
     GROUP BY a.topic, a.message_id
 ),
 addressed AS (
-    -- The copies of each delivery. A stub sent once tells by itself.
+    -- The copies of each delivery. A stub sent once, to every group, tells by itself.
     SELECT d.stub_id, d.consumer_group, d.topic,
         d.sent_at IS NOT NULL AS acknowledged,
         d.queue_id, d.queue_offset, d.queue_epoch,
         coalesce(d.attempted_at, d.sent_at) AS started_at, d.sent_at AS finished_at,
-        d.attempt_deadline AS deadline, d.deliver_at
+        d.sent_at IS NOT NULL OR coalesce(d.settled, false) AS settled, true AS newest,
+        d.attempted_at, d.attempt_deadline, d.deliver_at
     FROM delivery d
-    WHERE d.send_count = 1 AND (d.sent_at IS NOT NULL OR d.refusals = 0)
+    WHERE d.send_count = 1 AND coalesce(d.first_to_all, false) AND (d.sent_at IS NOT NULL OR d.refusals = 0)
     UNION ALL
     SELECT d.stub_id, d.consumer_group, d.topic,
         a.outcome = 'sent' AS acknowledged,
         a.queue_id, a.queue_offset, a.queue_epoch,
         a.started_at, a.finished_at,
-        CASE WHEN a.send_number = d.send_count THEN d.attempt_deadline END AS deadline, d.deliver_at
+        true AS settled, a.send_number = d.send_count AS newest,
+        d.attempted_at, d.attempt_deadline, d.deliver_at
     FROM delivery d
     JOIN attempt a
         ON a.topic = d.topic AND a.message_id = d.message_id AND a.send_number <= d.send_count
         AND (a.consumer_group IS NULL OR a.consumer_group = d.consumer_group)
-    WHERE d.send_count > 1 AND a.outcome <> 'refused'
+    WHERE (d.send_count > 1 OR NOT coalesce(d.first_to_all, false)) AND a.outcome <> 'refused'
     UNION ALL
     SELECT d.stub_id, d.consumer_group, d.topic,
         false AS acknowledged,
         NULL AS queue_id, NULL AS queue_offset, NULL AS queue_epoch,
         d.attempted_at AS started_at, NULL AS finished_at,
-        d.attempt_deadline AS deadline, d.deliver_at
+        false AS settled, true AS newest,
+        d.attempted_at, d.attempt_deadline, d.deliver_at
     FROM delivery d
     LEFT JOIN ended e ON e.topic = d.topic AND e.message_id = d.message_id
-    WHERE d.send_count > 1 AND coalesce(e.numbers, 0) < d.send_count
+    WHERE (d.send_count > 1 OR NOT coalesce(d.first_to_all, false)) AND coalesce(e.numbers, 0) < d.send_count
+),
+timed AS (
+    -- Only the newest number may still be under way, until its deadline. A row without one ends after attempt_timeout.
+    SELECT c.*, p.max_send_duration, p.max_clock_skew,
+        CASE WHEN c.newest THEN coalesce(c.attempt_deadline, c.attempted_at + p.attempt_timeout) END AS deadline
+    FROM addressed c
+    JOIN policy p ON p.topic = c.topic AND p.consumer_group = c.consumer_group
 ),
 trusting AS (
     SELECT c.*,
         q.settled_offset, q.first_offset, q.next_offset, q.previous_next_offset, q.previous_read_at, q.rate,
         coalesce(c.acknowledged AND c.queue_offset IS NOT NULL AND c.queue_epoch = q.epoch, false) AS trusted,
         -- Good only when known: a queue that is not there any more, or an acceptance that we cannot read, proves nothing.
-        c.acknowledged AND c.queue_epoch IS NOT NULL
+        -- Acknowledged or not: whoever recorded another life's epoch met a queue that is not this one.
+        c.queue_epoch IS NOT NULL
             AND NOT coalesce(c.queue_epoch = q.epoch OR q.epoch_accepted, false) AS of_older_epoch,
-        greatest(c.started_at, c.deliver_at) + p.max_send_duration AS stored_by,
+        -- A send begins at the latest at deadline - max_send_duration, and settling records when it began: until then, the
+        -- latest instant counts. `attempted_at` is that of the business transaction, which may commit much later.
+        greatest(
+            c.started_at, CASE WHEN NOT c.settled THEN c.deadline - c.max_send_duration END, c.deliver_at
+        ) + c.max_send_duration AS stored_by,
         g.passed_until, i.as_of
-    FROM addressed c
+    FROM timed c
     CROSS JOIN instant i
-    JOIN policy p ON p.topic = c.topic AND p.consumer_group = c.consumer_group
     LEFT JOIN group_state g ON g.topic = c.topic AND g.consumer_group = c.consumer_group
     LEFT JOIN progress q
         ON q.topic = c.topic AND q.consumer_group = c.consumer_group AND q.queue_id = c.queue_id
@@ -79,7 +94,8 @@ placed AS (
             WHEN t.trusted THEN 'unknown'
             WHEN t.of_older_epoch THEN 'unknown'
             WHEN t.started_at IS NULL OR t.passed_until IS NULL THEN 'unknown'
-            WHEN t.stored_by < t.passed_until AND coalesce(t.deadline, t.as_of) <= t.as_of THEN 'passed'
+            -- The producer's clock and the broker's are each compared with the control database's: twice the skew lies between.
+            WHEN t.stored_by + 2 * t.max_clock_skew < t.passed_until AND coalesce(t.deadline, t.as_of) <= t.as_of THEN 'passed'
             ELSE 'ahead'
         END AS place
     FROM trusting t
@@ -176,7 +192,7 @@ repairable AS (
             WHEN m.status = 'exhausted' THEN 'given_up'
             WHEN m.send_count - m.refusals >= m.budget THEN 'sends_used'
             WHEN m.refusals >= m.max_refusals THEN 'refused'
-            WHEN m.as_of >= m.created_at + m.replay_horizon THEN 'too_old'
+            WHEN m.as_of >= greatest(m.created_at, m.deliver_at) + m.replay_horizon THEN 'too_old'
         END AS spent
     FROM matched m
 ),

@@ -30,7 +30,8 @@ GRANT SELECT, INSERT ON send_attempt TO backstop_app;
 GRANT SELECT ON message_stub, send_attempt, backstop_producer_version TO backstop_duty;
 GRANT UPDATE (status, send_count, refusals, max_sends, next_check_at, broker, queue_id, queue_offset, queue_epoch,
     broker_message_id, first_seen_at, judged_at, attempted_at, sent_at, attempt_token, attempt_deadline,
-    attempt_groups, attempt_requested_by, content, content_version, updated_at) ON message_stub TO backstop_duty;
+    attempt_groups, attempt_requested_by, first_broker, first_queue_id, first_queue_offset, first_queue_epoch, first_groups,
+    content, content_version, updated_at) ON message_stub TO backstop_duty;
 GRANT INSERT ON send_attempt TO backstop_duty;
 -- Retention takes away what is over (its attempts go with it); an erasure empties one message on request.
 GRANT DELETE ON message_stub TO backstop_duty;

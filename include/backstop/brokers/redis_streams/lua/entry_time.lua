@@ -14,3 +14,13 @@ local function time_from(stream, id)
   end
   return '0'
 end
+
+-- The same, as the instant before which everything is passed; '0' also where the server's clock was set back: what is stored
+-- further on may then carry a time that lies after its own.
+local function passed_until(stream, life, id)
+  local time = time_from(stream, id)
+  if time == '' or time == '0' then return time end
+  local untimed = redis.call('HGET', life, 'untimed_until')
+  if tonumber(time) > server_micros() or (untimed and tonumber(time) <= tonumber(untimed)) then return '0' end
+  return time
+end

@@ -1,6 +1,7 @@
 -- Looks at how far one group is in one queue: the lowest pending entry, else the last one delivered.
 -- (after entry_time.lua) KEYS 1 stream, 2 life | ARGV 1 group
--- Returns server time, epoch, next offset of the group, time of the first entry there ('' for none), pending entries.
+-- Returns server time, epoch, next offset of the group, time of the first entry there ('' for none, '0': nothing counts as
+-- passed by time), pending entries.
 -- The script sees one instant: no message can be stored between the reading of the time and of the position.
 local now = string.format('%.0f', server_micros())
 local epoch = redis.call('HGET', KEYS[2], 'epoch')
@@ -21,5 +22,5 @@ local pending = redis.call('XPENDING', KEYS[1], ARGV[1])
 if pending[1] > 0 then
   passed = math.min(passed, tonumber(string.match(pending[2], '^%d+')) - 1)
 end
-local time = time_from(KEYS[1], string.format('%.0f-0', passed + 1))
+local time = passed_until(KEYS[1], KEYS[2], string.format('%.0f-0', passed + 1))
 return { now, epoch, string.format('%.0f', passed), time, pending[1] }

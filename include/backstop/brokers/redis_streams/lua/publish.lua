@@ -14,9 +14,9 @@ if not life[1] then return redis.error_reply('NOTOPIC the topic has no such queu
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return redis.error_reply('NOSTREAM the stream of the queue is gone: create the topic again')
 end
-local next_offset, limit = tonumber(life[2]), tonumber(life[4])
+local next_offset, limit, last_time = tonumber(life[2]), tonumber(life[4]), tonumber(life[3])
 -- Times never go back within a queue, whatever the clock does: the time at an offset is searched by order.
-local time = string.format('%.0f', math.max(micros, tonumber(life[3])))
+local time = string.format('%.0f', math.max(micros, last_time))
 local answer, stored = { life[1] }, false
 for i = 2, #ARGV, 4 do
   local size = #ARGV[i] + #ARGV[i + 1]
@@ -43,5 +43,7 @@ for i = 2, #ARGV, 4 do
 end
 if stored then
   redis.call('HSET', KEYS[2], 'next', string.format('%.0f', next_offset), 'last_time', time)
+  -- The clock was set back: entries up to this time say nothing about when they, or those after them, were stored.
+  if micros < last_time then redis.call('HSET', KEYS[2], 'untimed_until', time) end
 end
 return answer

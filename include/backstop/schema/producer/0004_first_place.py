@@ -1,4 +1,4 @@
-"""Revision 0004 of the producer role: the contract's lengths, for rows written from now on."""
+"""Revision 0004 of the producer role: the place, broker and groups of number 1, for who owes a message."""
 
 from backstop.schema.apply import apply
 
