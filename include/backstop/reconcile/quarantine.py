@@ -15,6 +15,7 @@ from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.records import StubStatus
 from backstop.runs.run import Run, hold
+from backstop.stores.protocol import EARLIEST, LATEST
 from backstop.verdicts.frames import micros
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -43,17 +44,21 @@ def quarantine_stubs(
 
     The broken are written to `quarantine`.
 
-    Broken: no id, no topic, a topic that no policy names, an unknown status, more refusals than sends, or one id on two
-    shards (which of the two promises is the real one, a machine cannot know).
+    Broken: no id, no topic, a topic that no policy names, an unknown status, more refusals than sends, an instant that is
+    infinite or in the year 9999 (no horizon would ever come), or one id on two shards (which of the two promises is the real
+    one, a machine cannot know).
     """
     topics = list(settings.topics)
+    earliest, latest = f.lit(micros(EARLIEST)), f.lit(micros(LATEST))
     reason = (
         f.when(f.trim(f.coalesce("message_id", f.lit(""))) == "", "no_message_id")
         .when(f.trim(f.coalesce("topic", f.lit(""))) == "", "no_topic")
         .when(~f.col("topic").isin(topics), "topic_without_policy")
         .when(f.coalesce(~f.col("status").isin(*map(str, statuses)), f.lit(True)), "unknown_status")
         .when(f.coalesce(f.col("send_count") < f.col("refusals"), f.lit(True)), "more_refusals_than_sends")
-        .when(f.col("created_at").isNull() | f.col("next_check_at").isNull(), "no_time")
+        .when(f.coalesce(f.col("created_at") <= earliest, f.lit(True)) | f.col("next_check_at").isNull(), "no_time")
+        .when(f.greatest("created_at", "next_check_at", "attempted_at", "deliver_at") >= latest, "no_time")
+        .when(f.coalesce(f.col("attempted_at") <= earliest, f.lit(False)), "no_time")
     )
     checked = stubs.withColumn("broken", reason)
     if len(settings.producers) > 1:
