@@ -23,6 +23,9 @@ _BATCH = 5_000
 OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 """What a run over due stubs may meet."""
 
+_LAST_NUMBER = 2**31 - 1
+"""No integer follows it."""
+
 Broken = tuple[str, str, str, str | None, str | None, str | None]
 """store, row_key, reason, topic, message_id, consumer_group"""
 
@@ -56,6 +59,7 @@ def quarantine_stubs(
         .when(~f.col("topic").isin(topics), "topic_without_policy")
         .when(f.coalesce(~f.col("status").isin(*map(str, statuses)), f.lit(True)), "unknown_status")
         .when(f.coalesce(f.col("send_count") < f.col("refusals"), f.lit(True)), "more_refusals_than_sends")
+        .when(f.col("send_count") >= _LAST_NUMBER, "no_number_left")
         .when(f.coalesce(f.col("created_at") <= earliest, f.lit(True)) | f.col("next_check_at").isNull(), "no_time")
         .when(f.greatest("created_at", "next_check_at", "attempted_at", "deliver_at") >= latest, "no_time")
         .when(f.coalesce(f.col("attempted_at") <= earliest, f.lit(False)), "no_time")

@@ -313,13 +313,18 @@ WITH decided AS (
             AND m.status = d.old_status AND m.send_count = d.send_count
             -- A person who allowed more sends since the run looked changed neither status nor count: not exhausted after all.
             AND (d.new_status <> 'exhausted' OR m.status = 'exhausted' OR m.updated_at <= %(as_of)s::timestamptz)
+            -- A later run has judged it since, and knows better of everything but a log that proves the work done. A judgement
+            -- that lies a day ahead is none.
+            AND (d.new_status = 'confirmed' OR m.judged_at IS NULL OR m.judged_at <= %(as_of)s::timestamptz
+                OR m.judged_at > clock_timestamp() + interval '1 day')
         FOR UPDATE) s
 ), moved AS (
     UPDATE message_stub s SET
         status = d.new_status,
         next_check_at = greatest(s.next_check_at, d.next_look),
-        first_seen_at = coalesce(s.first_seen_at, %(as_of)s::timestamptz),
-        judged_at = greatest(s.judged_at, %(as_of)s::timestamptz),
+        first_seen_at = least(s.first_seen_at, %(as_of)s::timestamptz),
+        judged_at = greatest(CASE WHEN s.judged_at <= clock_timestamp() + interval '1 day' THEN s.judged_at END,
+            %(as_of)s::timestamptz),
         updated_at = clock_timestamp()
     FROM held h
     JOIN decided d ON d.topic = h.topic AND d.message_id = h.message_id
