@@ -421,7 +421,7 @@ class _Judgement:
         if verdict == "UNKNOWN":
             horizons.append(self.horizon("unknown_horizon"))
         ahead = [h for h in horizons if h is not None and h > self.as_of]
-        return min([self.planned_look(verdict), *ahead])
+        return min([self.planned_look(verdict), self.as_of + self.policy["replay_horizon"], *ahead])
 
     def planned_look(self, verdict: str) -> int:
         """open: the rule has no instant for several verdicts; `recheck` stands in."""
@@ -458,14 +458,15 @@ class _Judgement:
 def outcome(tables: Tables) -> list[dict[str, Any]]:
     """One answer for each stub: stub_id, old_status, new_status, deliveries, next_look_at."""
     as_of = tables["instant"][0]["as_of"]
-    horizons = {row["topic"]: row["overdue_horizon"] for row in tables["no_taker"]}
+    horizons = {row["topic"]: (row["overdue_horizon"], row["replay_horizon"]) for row in tables["no_taker"]}
     judged = _by(tables["judged"], "stub_id")
     return [
         _outcome(stub, judged[stub["stub_id"]], horizons[stub["topic"]], as_of) for stub in tables["stub"]
     ]
 
 
-def _outcome(stub: Row, judged: Sequence[Row], horizon: int | None, as_of: int) -> dict[str, Any]:
+def _outcome(stub: Row, judged: Sequence[Row], horizons: tuple[int | None, int], as_of: int) -> dict[str, Any]:
+    horizon, replay_horizon = horizons
     old = stub["status"]
     verdicts = {j["verdict"] for j in judged}
     base = latest(stub["created_at"], stub["deliver_at"], stub["attempted_at"])
@@ -483,7 +484,7 @@ def _outcome(stub: Row, judged: Sequence[Row], horizon: int | None, as_of: int) 
     look = None
     if new == "pending":
         if not judged:
-            look = overdue
+            look = None if overdue is None else min(overdue, as_of + replay_horizon)
         elif not any(j["eligible"] for j in judged):
             look = min((j["next_look_at"] for j in judged if j["next_look_at"] is not None), default=None)
     return {

@@ -4,6 +4,7 @@
     |-- ConfigurationError      backstop.yaml, a policy or a connection id is wrong: nothing was started
     |-- Unavailable             a store or broker did not answer: nothing was decided from its silence
     |   |-- StoreUnavailable    a producer, consumer or control database
+    |   |   `-- StoreFailed     it failed in a way that nobody foresaw
     |   |-- BrokerUnavailable   the broker, for reading
     |   |-- HeartbeatLost       whoever watches from outside did not take the heartbeat
     |   `-- AlertsUndelivered   no channel took an alert: nobody was told
@@ -15,6 +16,7 @@
     |-- RunError
     |   |-- RunRefused          another run of this duty and scope is alive
     |   `-- RunLost             this run was closed or taken over: it may write nothing more
+    |-- PromotionFailed         a part of a promotion failed; the other parts were done
     |-- AuditFailed             a data check failed: what it guards was not promoted
     |-- ContractBroken          a value that the wire contract does not allow
     `-- DecisionRefused         a person's decision does not fit the state of the case
@@ -60,6 +62,10 @@ class Unavailable(BackstopError):
 
 class StoreUnavailable(Unavailable):
     """A producer, consumer or control database did not answer."""
+
+
+class StoreFailed(StoreUnavailable):
+    """A store failed in a way that nobody foresaw; as far as its data is concerned, it did not answer."""
 
 
 class BrokerUnavailable(Unavailable):
@@ -112,6 +118,10 @@ class RunRefused(RunError):
 
 class RunLost(RunError):
     """This run was closed or taken over; it may write nothing more."""
+
+
+class PromotionFailed(BackstopError):
+    """A part of a promotion failed, for another reason than that something did not answer; the other parts were done."""
 
 
 class AuditFailed(BackstopError):

@@ -4,14 +4,15 @@ silence raises."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from backstop.errors import StoreUnavailable
 from backstop.records import Key, LogState
-from backstop.stores.protocol import LogStore
+from backstop.stores.protocol import EARLIEST, LATEST, LogStore
+from backstop.verdicts.frames import micros
 from store_world import NOW, PASSWORD, WORLDS, PostgresWorld, token
 
 KEY = Key("orders", "m-1")
@@ -129,14 +130,17 @@ def test_two_rows_for_one_key_are_neither_taken_for_the_truth(world: PostgresWor
 
 
 def test_an_instant_that_no_datetime_holds_does_not_stop_the_others(world: PostgresWorld, store: LogStore) -> None:
-    for number, odd in enumerate(("infinity", "-infinity", "0044-03-15 BC", "20000-01-01")):
-        world.put_log(message_id=f"odd-{number}", lease_expires_at=odd, updated_at=NOW)
+    odd = ("infinity", "-infinity", "0044-03-15 BC", "20000-01-01", "9999-12-31 23:59:59.999999")
+    keys = [Key("orders", f"odd-{number}") for number in range(len(odd))]
+    for key, instant in zip(keys, odd, strict=True):
+        world.put_log(message_id=key.message_id, lease_expires_at=instant, updated_at=NOW)
     world.put_log(updated_at=NOW)
-    found = store.logs("billing", [KEY, *(Key("orders", f"odd-{number}") for number in range(4))])
-    assert len(found) == 5
-    leases = [found[Key("orders", f"odd-{number}")].lease_expires_at for number in range(4)]
-    least, most = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-    assert leases == [most, least, least, most]
+    found = store.logs("billing", [KEY, *keys])
+    assert len(found) == 6
+    bounds = [LATEST, EARLIEST, EARLIEST, LATEST, LATEST]
+    assert [found[key].lease_expires_at for key in keys] == bounds
+    table = {row["message_id"]: row["lease_expires_at"] for row in store.log_table("billing", keys).to_pylist()}
+    assert [table[key.message_id] for key in keys] == [micros(bound) for bound in bounds]
 
 
 def test_the_floor_is_the_year_one_until_something_was_purged(world: PostgresWorld, store: LogStore) -> None:

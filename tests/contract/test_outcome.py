@@ -17,6 +17,8 @@ from backstop.verdicts import frames
 Row = dict[str, Any]
 ENGINES = ("duckdb", "postgresql", "spark")
 OVERDUE = 172_800 * S
+REPLAY = 604_800 * S
+YEAR_9000 = 221_845_392_000 * S
 COLUMNS = ("stub_id", "old_status", "new_status", "deliveries", "next_look_at")
 
 
@@ -73,6 +75,8 @@ TABLE: tuple[tuple[str, str, tuple[Open, ...], Row, str, int | None], ...] = (
      {"created_at": NOW - OVERDUE, "attempted_at": NOW - S}, "pending", NOW - S + OVERDUE),
     ("nobody owes it, due later", "pending", (),
      {"created_at": NOW - OVERDUE, "attempted_at": None, "deliver_at": NOW}, "pending", NOW + OVERDUE),
+    ("nobody owes it, due in the year 9000", "pending", (),
+     {"created_at": NOW, "attempted_at": None, "deliver_at": YEAR_9000}, "pending", NOW + REPLAY),
     ("nobody owes it, never confirmed", "no_taker", (),
      {"created_at": NOW - OVERDUE, "attempted_at": None}, "no_taker", None),
 )  # fmt: skip
@@ -81,7 +85,7 @@ TABLE: tuple[tuple[str, str, tuple[Open, ...], Row, str, int | None], ...] = (
 @pytest.fixture(scope="module")
 def of_table(runs: Mapping[str, engines.Run]) -> dict[str, dict[int, Row]]:
     tables: dict[str, list[Row]] = {
-        "instant": [{"as_of": NOW}], "no_taker": [{"topic": "t%", "overdue_horizon": OVERDUE}],
+        "instant": [{"as_of": NOW}], "no_taker": [{"topic": "t%", "overdue_horizon": OVERDUE, "replay_horizon": REPLAY}],
         "stub": [stub(number, row[1], **row[3]) for number, row in enumerate(TABLE)],
         "judged": [
             delivery(number, group, *one)
@@ -130,7 +134,10 @@ def random_stubs(seed: int, number: int) -> dict[str, list[Row]]:
     random = Random(seed)
     tables: dict[str, list[Row]] = {
         "instant": [{"as_of": NOW}], "stub": [], "judged": [],
-        "no_taker": [{"topic": "t%", "overdue_horizon": OVERDUE}, {"topic": "other", "overdue_horizon": S}],
+        "no_taker": [
+            {"topic": "t%", "overdue_horizon": OVERDUE, "replay_horizon": REPLAY},
+            {"topic": "other", "overdue_horizon": S, "replay_horizon": REPLAY},
+        ],
     }  # fmt: skip
     few = ("CONFIRMED", "VOIDED", "EXHAUSTED")
     for one in range(number):

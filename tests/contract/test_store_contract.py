@@ -15,6 +15,8 @@ from backstop.errors import ContractBroken, StoreUnavailable
 from backstop.records import Key, Outcome, Position
 from backstop.stores.protocol import (
     ATTEMPT_COLUMNS,
+    EARLIEST,
+    LATEST,
     STUB_COLUMNS,
     Claim,
     Scope,
@@ -22,6 +24,7 @@ from backstop.stores.protocol import (
     StubOutcome,
     StubStore,
 )
+from backstop.verdicts.frames import micros
 from store_world import NOW, PASSWORD, WORLDS, PostgresWorld, token
 
 T = TypeVar("T")
@@ -166,9 +169,10 @@ def test_a_scan_gives_instants_in_microseconds_and_keeps_null(world: PostgresWor
         max_sends=4,
     )
     ((row,),) = world.read(store.scan_due(NOW, Scope(), 1))
-    micros = (NOW - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND
-    assert row["next_check_at"] == micros
-    assert row["created_at"] == micros - 2 * 3600 * 1_000_000
+    due = micros(NOW)
+    assert due is not None
+    assert row["next_check_at"] == due
+    assert row["created_at"] == due - 2 * 3600 * 1_000_000
     assert (row["sent_at"], row["first_seen_at"], row["attempt_deadline"]) == (None, None, None)
     assert (row["shard"], row["tag"], row["queue_id"], row["queue_offset"]) == ("shop_a", "t", 3, 9)
     assert (row["queue_epoch"], row["send_count"], row["refusals"], row["max_sends"]) == ("e", 1, 0, 4)
@@ -183,7 +187,8 @@ def test_a_stub_with_an_infinite_instant_does_not_stop_the_scan(world: PostgresW
     world.put_stub(message_id="sound")
     rows = {row["message_id"]: row for part in world.read(store.scan_due(NOW, Scope(), 3)) for row in part}
     assert set(rows) == {"broken", "sound"}
-    assert rows["broken"]["created_at"] is None
+    ends = (rows["broken"]["created_at"], rows["broken"]["deliver_at"], rows["broken"]["next_check_at"])
+    assert ends == (micros(EARLIEST), micros(LATEST), micros(EARLIEST))
     assert set(store.stubs([Key("orders", "broken")])) == {Key("orders", "broken")}
 
 

@@ -147,6 +147,8 @@ CASES: tuple[Case, ...] = (
     Case("lease alive by a microsecond", "IN_PROGRESS", "leased", look=1, log=log("CONSUMING", lease_expires_at=-5 * S + 1)),
     Case("lease over at this instant", "STALLED", "redelivery_possible", look=STALLS_UNTIL,
          log=log("CONSUMING", lease_expires_at=-5 * S)),
+    Case("a lease until the year 8300 is looked at again", "IN_PROGRESS", "leased", case="overdue", look=604_800 * S,
+         stub=aged(172_800), log=log("CONSUMING", lease_expires_at=200_000_000_000 * S)),
     Case("lease without expiry", "IN_PROGRESS", "lease_without_expiry", look=SOON, log=log("CONSUMING")),
     Case("lease without expiry, touched lately", "IN_PROGRESS", "lease_without_expiry", look=800 * S,
          log=log("CONSUMING", log_updated_at=-100 * S)),

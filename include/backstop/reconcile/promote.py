@@ -4,12 +4,17 @@
 
 Every step may be done twice. The shards are changed by compare-and-set on the status and send count that were judged, so
 that a promotion which comes late changes nothing that has moved on.
+
+This run comes first, then what earlier runs left half promoted. An error of one earlier run, one shard or one row never stops
+the others: it is noted, and raised at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 from typing import Any
@@ -18,7 +23,7 @@ from backstop.cases.close import close_satisfied
 from backstop.cases.open import open_case
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable, Unavailable
+from backstop.errors import PromotionFailed, RunError, StoreFailed, StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.records import Counts, Key
@@ -27,7 +32,7 @@ from backstop.runs.control import connect
 from backstop.runs.run import Run, hold
 from backstop.stores.protocol import StubOutcome, StubStore
 from backstop.verdicts.blast_radius import Radius, too_wide
-from backstop.verdicts.sources import Sources
+from backstop.verdicts.sources import Sources, reason
 
 _SQL = load("backstop.reconcile", "queries.sql")
 _FORGET_HISTORY = load("backstop.verdicts", "queries.sql")["forget_history"]
@@ -37,6 +42,8 @@ _CLOCK_SAMPLES = 3
 _BATCH = 5_000
 _SHARDS_AT_ONCE = 8
 """Each has a connection to the control database."""
+_REFUSED_ROWS = 20
+"""A shard that refuses more rows than this refuses all of them."""
 Delivery = tuple[str, str]
 """topic, consumer_group"""
 Member = tuple[str, str, str, str]
@@ -59,23 +66,22 @@ _SEVERITY = {"mass_loss": "critical", "exhausted": "critical", "new_epoch": "cri
 def promote(settings: Settings, connections: Connections, control: Any, run: Run) -> Counts:
     """Applies the run's staged answers; returns requests made, cases opened, stubs moved.
 
-    Raises RunLost when the run is not ours any more, StoreUnavailable when a shard could not be reached (what it missed is
-    finished by the next run).
+    Raises RunLost when the run is not ours any more; after everything else was done, StoreUnavailable when a shard could not be
+    reached (what it missed is finished by the next run), or PromotionFailed when something else went wrong with it.
     """
-    counts = Counts()
+    counts, failures = Counts(), Failures()
     with Sources(settings, connections) as sources:
-        for earlier in _half_promoted(control, run):
-            counts.add("finished_for_earlier_runs", _promote_shards(settings, connections, sources, control, *earlier))
-            with control, control.cursor() as cursor:
-                hold(cursor, run)
-                cursor.execute(_SQL["finish_promotion"], {"run_id": earlier[0]})
         counts += _promote_control(settings, sources, control, run)
         counts += find_gaps(settings, sources, control, run)
-        counts.add("stubs_moved", _promote_shards(settings, connections, sources, control, run.run_id, run.as_of))
-        missed = dict(sources.unreachable)
+        counts.add("stubs_moved", _promote_shards(settings, connections, sources, control, failures, run.run_id, run.as_of))
+        mine = len(failures.by_subject) + len(sources.unreachable)
+        for run_id, as_of in _half_promoted(control, run):
+            moved = _finish_earlier(settings, connections, sources, control, failures, run, run_id, as_of)
+            counts.add("finished_for_earlier_runs", moved)
+        failures.add_unreachable(sources.unreachable)
     with control, control.cursor() as cursor:
         hold(cursor, run)
-        if not missed:
+        if not mine:
             cursor.execute(_SQL["promoted_staging"], {"run_id": run.run_id})
         cursor.execute(_SQL["forget_staging"])
         cursor.execute(_SQL["forget_staged_verdicts"])
@@ -84,13 +90,61 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
                 _FORGET_HISTORY,
                 {"topic": topic, "group": group, "before": run.as_of - settings.policy_for(topic, group).progress_history},
             )
-    if missed:
-        raise StoreUnavailable(
-            f"Run {run.run_id} could not promote {', '.join(sorted(missed))}.",
-            kept="Its verdicts, requests and cases are stored, and what its stubs should become is staged.",
-            next_step="Bring the database back; the next run finishes the promotion.",
-        )
+    failures.raise_if_any(run.run_id)
     return counts
+
+
+@dataclass(slots=True)
+class Failures:
+    """What could not be promoted, by subject ("shard shop_a", "run 7"); threads share it."""
+
+    by_subject: dict[str, str] = field(default_factory=dict)
+    is_away: bool = True
+    """Whether each of them only did not answer."""
+    first: BaseException | None = None
+
+    def add(self, subject: str, error: Exception) -> None:
+        """Notes the error; a second one of the same subject adds nothing."""
+        self.by_subject.setdefault(subject, reason(error))
+        self.is_away = self.is_away and isinstance(error, Unavailable) and not isinstance(error, StoreFailed)
+        self.first = self.first or error
+
+    def add_unreachable(self, unreachable: Mapping[str, str]) -> None:
+        """Adds what sources did not answer."""
+        for subject, why in unreachable.items():
+            self.by_subject.setdefault(subject, why)
+
+    def raise_if_any(self, run_id: int) -> None:
+        """Raises StoreUnavailable when something did not answer, PromotionFailed when something else went wrong."""
+        if not self.by_subject:
+            return
+        subjects = "; ".join(f"{subject} ({why.rstrip('.')})" for subject, why in sorted(self.by_subject.items()))
+        kind = StoreUnavailable if self.is_away else PromotionFailed
+        raise kind(
+            f"Run {run_id} could not promote everything: {subjects}.",
+            kept="Its verdicts, requests and cases are stored, and everything else was promoted.",
+            next_step="Bring the database back, or correct what is named; the next run finishes the promotion.",
+        ) from self.first
+
+
+def _finish_earlier(
+    settings: Settings, connections: Connections, sources: Sources, control: Any, failures: Failures, run: Run,
+    run_id: int, as_of: Any,
+) -> int:  # fmt: skip
+    """Moves the stubs that an earlier run left; whatever goes wrong with it is noted."""
+    moved = 0
+    try:
+        moved = _promote_shards(settings, connections, sources, control, failures, run_id, as_of)
+        with control, control.cursor() as cursor:
+            hold(cursor, run)
+            cursor.execute(_SQL["finish_promotion"], {"run_id": run_id})
+    except RunError:
+        raise
+    except Exception as error:
+        if control.closed:
+            raise
+        failures.add(f"run {run_id}", error)
+    return moved
 
 
 def _deliveries(settings: Settings) -> list[Delivery]:
@@ -175,12 +229,18 @@ def _decide_message(
             blocked.append(("mass_loss", (shard, topic, message_id, group)))
         else:
             wanted[group] = row[4]
-    if settings.topics[topic].mode != "repair" or not wanted:
+    # A topic that was taken out of the configuration since the run judged it is nobody's to repair.
+    if topic not in settings.topics or settings.topics[topic].mode != "repair" or not wanted:
         return [], blocked
     verdicts: dict[str, str] = {row[6]: row[5] for row in rows}
     for row in rows:
         verdicts.update(row[7])
-    route = route_for(sources, topic, frozenset(wanted), verdicts)
+    try:
+        route = route_for(sources, topic, frozenset(wanted), verdicts)
+    except Unavailable as error:
+        # Its stubs stay due: the next run asks.
+        sources.missed(f"broker {settings.topics[topic].broker}", error)
+        return [], blocked
     if route is None:
         if waits_for_evidence(wanted, duplicates_of(settings, topic), verdicts, never_sent=rows[0][8]):
             return [], blocked
@@ -209,36 +269,51 @@ def _half_promoted(control: Any, run: Run) -> list[tuple[int, Any]]:
 
 
 def _promote_shards(
-    settings: Settings, connections: Connections, sources: Sources, control: Any, run_id: int, as_of: Any
+    settings: Settings, connections: Connections, sources: Sources, control: Any, failures: Failures, run_id: int, as_of: Any
 ) -> int:
     """Moves the stubs of every reachable shard, the shards beside one another; what is left in staging is still to do."""
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["staged_shards"], {"run_id": run_id})
-        stores = {name: sources.shard(name) for (name,) in cursor.fetchall()}
+        names = [name for (name,) in cursor.fetchall()]
+        for name in names:
+            # Nothing is left to do in a shard that is configured no longer.
+            if name not in settings.producers:
+                cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
+    stores: dict[str, StubStore] = {}
+    for name in names:
+        # One that failed for this run fails for an earlier one: each further wait for its time-out would tell nothing new.
+        if name in settings.producers and f"shard {name}" not in failures.by_subject:
+            try:
+                stores[name] = sources.shard(name)
+            except Unavailable as error:
+                failures.add(f"shard {name}", error)
 
     def move(name: str) -> int:
-        own = connect(settings, connections)
         try:
-            return _promote_shard(own, stores[name], name, run_id, as_of)
-        except Unavailable as error:
-            sources.missed(f"shard {name}", error)
+            with closing(connect(settings, connections)) as own:
+                return _promote_shard(own, stores[name], name, failures, run_id, as_of)
+        except Exception as error:  # noqa: BLE001 - one shard must not stop the others; it is raised at the end
+            failures.add(f"shard {name}", error)
             return 0
-        finally:
-            own.close()
 
     with ThreadPoolExecutor(max_workers=_SHARDS_AT_ONCE) as threads:
         return sum(threads.map(move, stores))
 
 
-def _promote_shard(control: Any, store: StubStore, name: str, run_id: int, as_of: Any) -> int:
+def _promote_shard(control: Any, store: StubStore, name: str, failures: Failures, run_id: int, as_of: Any) -> int:
+    """A row that the shard refuses is noted and left as it is: its stub stays due, and the next run judges it."""
     moved, own_as_of = 0, _by_the_clock_of(store, control, as_of)
+    refused: list[Exception] = []
     with control, control.cursor(name="staged") as rows:
         rows.itersize = 10_000
         rows.execute(_SQL["staged_stubs"], {"run_id": run_id, "shard": name})
         while chunk := rows.fetchmany(10_000):
-            moved += store.promote([StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk], as_of, own_as_of)
+            outcomes = [StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk]
+            moved += _promote_rows(store, outcomes, as_of, own_as_of, refused)
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
+    if refused:
+        failures.add(f"{len(refused)} stubs of shard {name}", refused[0])
     return moved
 
 
@@ -253,3 +328,20 @@ def _by_the_clock_of(store: StubStore, control: Any, as_of: datetime) -> datetim
         return own - now
 
     return as_of + max(ask() for _ in range(_CLOCK_SAMPLES))
+
+
+def _promote_rows(
+    store: StubStore, outcomes: Sequence[StubOutcome], as_of: Any, own_as_of: datetime, refused: list[Exception]
+) -> int:
+    """Halves what the shard refuses until the rows at fault stand alone; raises once there are too many of them."""
+    try:
+        return store.promote(outcomes, as_of, own_as_of)
+    except StoreUnavailable as error:
+        # What only did not answer is finished by the next run; an odd row is not.
+        if not isinstance(error, StoreFailed) or len(refused) >= _REFUSED_ROWS:
+            raise
+        if len(outcomes) == 1:
+            refused.append(error)
+            return 0
+        middle = len(outcomes) // 2
+        return sum(_promote_rows(store, part, as_of, own_as_of, refused) for part in (outcomes[:middle], outcomes[middle:]))

@@ -16,6 +16,7 @@ from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.records import ID_BYTES, TOPIC_BYTES, StubStatus
 from backstop.runs.run import Run, hold
+from backstop.stores.protocol import EARLIEST, LATEST
 from backstop.verdicts.frames import micros
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -27,6 +28,8 @@ TOO_LONG = "key_too_long"
 """No key of the control database holds such a row: its quarantine is all that is written about it."""
 _KEY_BYTES = 2000
 """Of a row's key as text; with store and reason within what one index entry holds (2,704 bytes)."""
+_LAST_NUMBER = 2**31 - 1
+"""No integer follows it."""
 
 Broken = tuple[str, str, str, str | None, str | None, str | None]
 """store, row_key, reason, topic, message_id, consumer_group"""
@@ -50,10 +53,12 @@ def quarantine_stubs(
     The broken are written to `quarantine`.
 
     Broken: a topic or id longer than the contract allows, no id, no topic, a topic that no policy names, an unknown status,
-    more refusals than sends, or one id on two shards (which of the two promises is the real one, a machine cannot know).
+    more refusals than sends, an instant that is infinite or in the year 9999 (no horizon would ever come), or one id on two
+    shards (which of the two promises is the real one, a machine cannot know).
     """
     topics = list(settings.topics)
     too_long = (f.octet_length("message_id") > ID_BYTES) | (f.octet_length("topic") > TOPIC_BYTES)
+    earliest, latest = f.lit(micros(EARLIEST)), f.lit(micros(LATEST))
     reason = (
         f.when(too_long, TOO_LONG)
         .when(f.trim(f.coalesce("message_id", f.lit(""))) == "", "no_message_id")
@@ -61,7 +66,10 @@ def quarantine_stubs(
         .when(~f.col("topic").isin(topics), "topic_without_policy")
         .when(f.coalesce(~f.col("status").isin(*map(str, statuses)), f.lit(True)), "unknown_status")
         .when(f.coalesce(f.col("send_count") < f.col("refusals"), f.lit(True)), "more_refusals_than_sends")
-        .when(f.col("created_at").isNull() | f.col("next_check_at").isNull(), "no_time")
+        .when(f.col("send_count") >= _LAST_NUMBER, "no_number_left")
+        .when(f.coalesce(f.col("created_at") <= earliest, f.lit(True)) | f.col("next_check_at").isNull(), "no_time")
+        .when(f.greatest("created_at", "next_check_at", "attempted_at", "deliver_at") >= latest, "no_time")
+        .when(f.coalesce(f.col("attempted_at") <= earliest, f.lit(False)), "no_time")
     )
     checked = _mark_shared_ids(stubs.withColumn("broken", reason))
     kinds = checked.groupBy("shard", "topic", f.isnull("broken").alias("sound")).agg(f.count("*").alias("rows")).collect()

@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
+from backstop.errors import StoreFailed, Unavailable
 from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS, Scan, Scope, StubStore
 from backstop.verdicts.frames import Columns
-from backstop.verdicts.sources import Sources
+from backstop.verdicts.sources import Sources, reason
 
 
 @dataclass(slots=True)
@@ -65,9 +65,13 @@ def _read(
 ) -> Due:  # fmt: skip
     names = list(settings.producers)
     for name in names:
-        sources.shard(name)  # opened here: only what follows is done beside one another
+        try:
+            sources.shard(name)  # opened here: only what follows is done beside one another
+        except Unavailable as error:
+            sources.missed(f"shard {name}", error)
+    names = [name for name in names if f"shard {name}" not in sources.unreachable]
     # One thread a shard: Spark runs their jobs side by side, and each keeps its own order, attempts after stubs.
-    with ThreadPoolExecutor(max_workers=len(names)) as threads:
+    with ThreadPoolExecutor(max_workers=max(1, len(names))) as threads:
         read = threads.map(lambda name: _read_shard(spark, sources, name, scan_stubs, scan_attempts), names)
         found = dict(zip(names, read, strict=True))
     stubs = [stub for stub, _ in found.values() if stub is not None]
@@ -99,7 +103,7 @@ def _read_shard(
 def _as_unavailable(sources: Sources, shard: str, error: Exception) -> Unavailable:
     """Spark wraps a lost database in errors of its own; only the store can say whether it is away.
 
-    Raises the error itself when the store answers: then the fault is ours, and silence would hide it.
+    Another fault is the shard's alone, too: the run ends red with it, and judges the other shards.
     """
     if isinstance(error, Unavailable):
         return error
@@ -107,7 +111,11 @@ def _as_unavailable(sources: Sources, shard: str, error: Exception) -> Unavailab
         sources.shard(shard).clock()
     except Unavailable as gone:
         return gone
-    raise error
+    return StoreFailed(
+        f"The stubs of shard {shard} could not be read: {reason(error).rstrip('.')}.",
+        kept="Its stubs stay due, and nothing of them is resent; the other shards were judged.",
+        next_step="Correct what is named; the next run reads it again.",
+    )
 
 
 def _load(spark: SparkSession, scan: Scan, columns: Columns) -> DataFrame:

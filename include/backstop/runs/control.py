@@ -10,7 +10,7 @@ from psycopg2.extensions import connection as Connection
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import StoreUnavailable
-from backstop.stores.postgresql_connection import read_url
+from backstop.stores.postgresql_connection import bound_instants, read_url
 
 STATEMENT_LIMIT = timedelta(minutes=10)
 """Longer than promoting the largest run takes; a statement beyond it hangs."""
@@ -24,7 +24,7 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
     try:
         if read_url(url) is None:
             raise psycopg2.ProgrammingError  # not even tried: the server's error would repeat parts of the password
-        return psycopg2.connect(
+        connection: Connection = psycopg2.connect(
             url,
             application_name="backstop",
             connect_timeout=connect_timeout,
@@ -38,6 +38,8 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
                 f" -c lock_timeout={int(LOCK_LIMIT.total_seconds() * 1000)}"
             ),
         )
+        bound_instants(connection)
+        return connection
     except psycopg2.ProgrammingError:
         why = "its connection is not a URL that PostgreSQL understands"  # the driver's own text repeats the URL
     except psycopg2.OperationalError as error:

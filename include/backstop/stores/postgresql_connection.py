@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from io import BytesIO
 from itertools import chain
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from psycopg2.sql import Composable
 from backstop.array_literal import array_literal
 from backstop.errors import StoreUnavailable
 from backstop.records import Key
+from backstop.stores.protocol import EARLIEST, LATEST
 
 T = TypeVar("T")
 
@@ -183,7 +184,7 @@ class PostgresConnection:
         parameters["connect_timeout"] = str(self._connect_seconds)
         connection: Connection = psycopg2.connect(**parameters)  # type: ignore[call-overload]
         self._connection = connection
-        register_type(_INSTANT, connection)
+        bound_instants(connection)
         limit = str(round(self._statement_seconds * 1000))
         with connection.cursor() as cursor:
             cursor.execute(_SETTINGS, {"statement": limit, "lock": limit, "idle": limit})
@@ -214,20 +215,24 @@ class PostgresConnection:
 
 
 def _instant(value: str | bytes | None, cursor: Cursor) -> Any:
-    """An instant, clamped to what a datetime can hold: another program's odd row must not fail the whole
-    batch."""
+    """An instant within EARLIEST and LATEST: another program's odd row must not fail the whole batch."""
     if value is None:
         return None
     text = str(value)
     if text[4] == "-" and text[-1] != "C":
-        return PYDATETIMETZ(text, cursor)
+        return min(PYDATETIMETZ(text, cursor), LATEST)
     if text == "-infinity" or text.endswith("BC"):
-        return datetime.min.replace(tzinfo=UTC)
-    return datetime.max.replace(tzinfo=UTC)  # infinity, or a year of five digits
+        return EARLIEST
+    return LATEST  # infinity, or a year of five digits
 
 
 _TIMESTAMPTZ = 1184
 _INSTANT = new_type((_TIMESTAMPTZ,), "INSTANT", _instant)
+
+
+def bound_instants(connection: Connection) -> None:
+    """Makes the connection read every instant within EARLIEST and LATEST."""
+    register_type(_INSTANT, connection)
 
 
 NOT_A_URL = "its connection is not a URL that PostgreSQL understands"

@@ -23,14 +23,22 @@ WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz;
 
 -- name: stub_columns: begins a table for the rule: the columns of STUB_COLUMNS
 SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_count, s.refusals, s.max_sends,
-    CASE WHEN isfinite(s.next_check_at) THEN (extract(epoch FROM s.next_check_at) * 1000000)::bigint END AS next_check_at,
-    CASE WHEN isfinite(s.created_at) THEN (extract(epoch FROM s.created_at) * 1000000)::bigint END AS created_at,
-    CASE WHEN isfinite(s.first_seen_at) THEN (extract(epoch FROM s.first_seen_at) * 1000000)::bigint END AS first_seen_at,
-    CASE WHEN isfinite(s.judged_at) THEN (extract(epoch FROM s.judged_at) * 1000000)::bigint END AS judged_at,
-    CASE WHEN isfinite(s.deliver_at) THEN (extract(epoch FROM s.deliver_at) * 1000000)::bigint END AS deliver_at,
-    CASE WHEN isfinite(s.attempted_at) THEN (extract(epoch FROM s.attempted_at) * 1000000)::bigint END AS attempted_at,
-    CASE WHEN isfinite(s.sent_at) THEN (extract(epoch FROM s.sent_at) * 1000000)::bigint END AS sent_at,
-    CASE WHEN isfinite(s.attempt_deadline) THEN (extract(epoch FROM s.attempt_deadline) * 1000000)::bigint END
+    CASE WHEN s.next_check_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(s.next_check_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS next_check_at,
+    CASE WHEN s.created_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(s.created_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS created_at,
+    CASE WHEN s.first_seen_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(s.first_seen_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS first_seen_at,
+    CASE WHEN s.judged_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(s.judged_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS judged_at,
+    CASE WHEN s.deliver_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(s.deliver_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS deliver_at,
+    CASE WHEN s.attempted_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(s.attempted_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS attempted_at,
+    CASE WHEN s.sent_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(s.sent_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS sent_at,
+    CASE WHEN s.attempt_deadline IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(s.attempt_deadline, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END
         AS attempt_deadline,
     s.attempt_token IS NULL AS settled, s.queue_id, s.queue_offset, s.queue_epoch,
     CASE WHEN s.send_count <= 1 THEN s.queue_id ELSE s.first_queue_id END AS first_queue_id,
@@ -63,8 +71,10 @@ CROSS JOIN LATERAL (
 
 -- name: attempt_columns: begins a table for the rule: the columns of ATTEMPT_COLUMNS, one row an addressed group
 SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome, a.queue_id, a.queue_offset, a.queue_epoch,
-    CASE WHEN isfinite(a.started_at) THEN (extract(epoch FROM a.started_at) * 1000000)::bigint END AS started_at,
-    CASE WHEN isfinite(a.finished_at) THEN (extract(epoch FROM a.finished_at) * 1000000)::bigint END AS finished_at;
+    CASE WHEN a.started_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(a.started_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS started_at,
+    CASE WHEN a.finished_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(a.finished_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS finished_at;
 
 -- name: attempts_of_due: ... of due stubs that were sent more than once, or first to some groups alone
 , s.next_check_at AS cut_at
@@ -325,13 +335,18 @@ WITH decided AS (
             AND m.status = d.old_status AND m.send_count = d.send_count
             -- A person who allowed more sends since the run looked changed neither status nor count: not exhausted after all.
             AND (d.new_status <> 'exhausted' OR m.status = 'exhausted' OR m.updated_at <= %(own_as_of)s::timestamptz)
+            -- A later run has judged it since, and knows better of everything but a log that proves the work done. A judgement
+            -- that lies a day ahead is none.
+            AND (d.new_status = 'confirmed' OR m.judged_at IS NULL OR m.judged_at <= %(as_of)s::timestamptz
+                OR m.judged_at > clock_timestamp() + interval '1 day')
         FOR UPDATE) s
 ), moved AS (
     UPDATE message_stub s SET
         status = d.new_status,
         next_check_at = greatest(s.next_check_at, d.next_look),
-        first_seen_at = coalesce(s.first_seen_at, %(as_of)s::timestamptz),
-        judged_at = greatest(s.judged_at, %(as_of)s::timestamptz),
+        first_seen_at = least(s.first_seen_at, %(as_of)s::timestamptz),
+        judged_at = greatest(CASE WHEN s.judged_at <= clock_timestamp() + interval '1 day' THEN s.judged_at END,
+            %(as_of)s::timestamptz),
         updated_at = clock_timestamp()
     FROM held h
     JOIN decided d ON d.topic = h.topic AND d.message_id = h.message_id

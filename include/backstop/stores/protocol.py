@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from backstop.brokers.protocol import Finding
 from backstop.records import Attempt, Key, LogRow, Message, Outcome, Position, Stub
+
+EARLIEST: Final = datetime(1, 1, 1, tzinfo=UTC)
+LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
+"""Stores report every instant within these two, `infinity` and the year 9999 included: adding a policy's duration to the later
+one still gives an instant that a datetime can hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from backstop.stores.protocol import ATTEMPT_COLUMNS, LOG_COLUMNS, STUB_COLUMNS
+from backstop.stores.protocol import ATTEMPT_COLUMNS, EARLIEST, LATEST, LOG_COLUMNS, STUB_COLUMNS
 
 if TYPE_CHECKING:
     from backstop.config.settings import Policy, Settings
@@ -68,7 +68,7 @@ PROGRESS: Final[Columns] = {
 }  # fmt: skip
 DEAD_LETTER: Final[Columns] = {"topic": "string", "message_id": "string", "consumer_group": "string"}
 DECISION: Final[Columns] = {"topic": "string", "message_id": "string", "consumer_group": "string"}
-NO_TAKER: Final[Columns] = {"topic": "string", "overdue_horizon": "bigint"}
+NO_TAKER: Final[Columns] = {"topic": "string", "overdue_horizon": "bigint", "replay_horizon": "bigint"}
 
 JUDGED: Final[Columns] = {
     "stub_id": "bigint", "shard": "string", "topic": "string", "message_id": "string", "consumer_group": "string",
@@ -99,8 +99,9 @@ def micros(instant: datetime | None) -> int | None:
 
 
 def instant(value: int | None) -> datetime | None:
-    """The inverse of `micros`."""
-    return None if value is None else _EPOCH + timedelta(microseconds=value)
+    """The inverse of `micros`. An instant that no stored row can hold (see EARLIEST and LATEST) becomes the nearest one that it
+    can: an odd row never fails a batch."""
+    return None if value is None else _EPOCH + timedelta(microseconds=min(max(value, _EARLIEST), _LATEST))
 
 
 def duration(length: timedelta) -> int:
@@ -109,6 +110,8 @@ def duration(length: timedelta) -> int:
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EARLIEST: Final = (EARLIEST - _EPOCH) // timedelta(microseconds=1)
+_LATEST: Final = (LATEST - _EPOCH) // timedelta(microseconds=1)
 
 
 def policy_rows(settings: Settings, topics: set[str] | None = None) -> list[Row]:
@@ -158,7 +161,8 @@ def start_offset_rows(settings: Settings) -> list[Row]:
 
 def no_taker_rows(settings: Settings) -> list[Row]:
     """After how long a stub that no group owes is set aside, for each topic."""
+    policies = {topic: settings.policy_for(topic) for topic in settings.topics}
     return [
-        {"topic": topic, "overdue_horizon": duration(settings.policy_for(topic).overdue_horizon)}
-        for topic in settings.topics
+        {"topic": topic, "overdue_horizon": duration(policy.overdue_horizon), "replay_horizon": duration(policy.replay_horizon)}
+        for topic, policy in policies.items()
     ]

@@ -1,6 +1,7 @@
 -- A stub over its deliveries: its next status and its next look.
 --
--- Portable, as verdict.sql. In: instant, stub, judged (the rows of verdict.sql), no_taker (topic -> overdue_horizon).
+-- Portable, as verdict.sql. In: instant, stub, judged (the rows of verdict.sql), no_taker (topic -> overdue_horizon,
+-- replay_horizon). No look lies beyond the replay horizon from now, whatever instants a row holds.
 -- next_look_at null: leave next_check_at (an eligible stub keeps it, which only the claim moves; a closed one has none).
 WITH over_deliveries AS (
     SELECT stub_id,
@@ -15,7 +16,7 @@ WITH over_deliveries AS (
 decided AS (
     SELECT s.stub_id, s.shard, s.topic, s.message_id, s.status AS old_status, s.send_count, i.as_of,
         coalesce(o.deliveries, 0) AS deliveries, coalesce(o.eligible, 0) AS eligible, o.next_look_at,
-        greatest(s.created_at, s.deliver_at, s.attempted_at) + t.overdue_horizon AS no_taker_at,
+        least(greatest(s.created_at, s.deliver_at, s.attempted_at) + t.overdue_horizon, i.as_of + t.replay_horizon) AS no_taker_at,
         CASE
             WHEN s.status IN ('confirmed', 'voided') THEN s.status
             -- Only a log or a person moves an exhausted stub on, also when no group owes it any more.

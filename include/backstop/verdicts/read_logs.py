@@ -1,11 +1,14 @@
-"""Reads the log rows of owed deliveries by key, group by group; a store that does not answer is never "no row"."""
+"""Reads the log rows of owed deliveries by key, group by group; a store that does not answer is never "no row".
+
+Another error than silence is the group's alone: the other groups of the store are still asked.
+"""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backstop.errors import Unavailable
+from backstop.errors import StoreFailed, Unavailable
 from backstop.records import Key
 from backstop.verdicts import frames
 from backstop.verdicts.evaluate import table
@@ -24,12 +27,17 @@ def read_logs(sources: Sources, owed: pa.Table, away: set[str]) -> tuple[pa.Tabl
     answered: list[frames.Row] = []
     for group, keys in by_group.items():
         store = sources.settings.groups[group].store
-        if store not in away:
+        is_answered = store not in away
+        if is_answered:
             try:
                 found = sources.logs_of(group).log_table(group, keys)
                 logs.append(found.add_column(0, "consumer_group", pa.array([group] * found.num_rows, pa.string())))
+            except StoreFailed as error:
+                is_answered = False
+                sources.missed(f"store {store}", error)
             except Unavailable as error:
+                is_answered = False
                 away.add(store)
                 sources.missed(f"store {store}", error)
-        answered.append({"consumer_group": group, "answered": store not in away})
+        answered.append({"consumer_group": group, "answered": is_answered})
     return pa.concat_tables(logs), table(frames.ANSWERED, answered)

@@ -1,16 +1,28 @@
-"""Opens each store and broker once, when it is first needed, and remembers which did not answer."""
+"""Opens each store and broker once, when it is first needed, and remembers which did not answer.
+
+Whatever one of them raises, to whoever reads many of them it did not answer: an error of one store, one broker or one line of
+its configuration must never end the reading of the others.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import Broker
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
+from backstop.errors import (
+    BackstopError,
+    BrokerUnavailable,
+    ConfigurationError,
+    StoreFailed,
+    StoreUnavailable,
+    Unavailable,
+)
 from backstop.stores.open import open_log_store, open_stub_store
 from backstop.stores.protocol import LogStore, StubStore
 
@@ -32,21 +44,33 @@ class Sources:
     def shard(self, name: str) -> StubStore:
         """The producer database of this name."""
         if name not in self._shards:
-            self._shards[name] = self._stack.enter_context(open_stub_store(self.settings, self.connections, name))
+            try:
+                store = self._stack.enter_context(open_stub_store(self.settings, self.connections, name))
+            except Exception as error:
+                raise _failed(f"shard {name}", error, StoreFailed) from error
+            self._shards[name] = cast(StubStore, _Guarded(store, f"shard {name}", StoreFailed))
         return self._shards[name]
 
     def logs_of(self, group: str) -> LogStore:
         """The consumer database that holds this group's logs."""
         store = self.settings.groups[group].store
         if store not in self._logs:
-            self._logs[store] = self._stack.enter_context(open_log_store(self.settings, self.connections, store))
+            try:
+                logs = self._stack.enter_context(open_log_store(self.settings, self.connections, store))
+            except Exception as error:
+                raise _failed(f"store {store}", error, StoreFailed) from error
+            self._logs[store] = cast(LogStore, _Guarded(logs, f"store {store}", StoreFailed))
         return self._logs[store]
 
     def broker(self, name: str) -> Broker:
         """The broker of this name."""
         if name not in self._brokers:
-            opened: Broker = open_broker(self.settings, self.connections, name)
-            self._brokers[name] = self._stack.enter_context(opened)
+            try:
+                opened: Broker = open_broker(self.settings, self.connections, name)
+                self._stack.enter_context(opened)
+            except Exception as error:
+                raise _failed(f"broker {name}", error, BrokerUnavailable) from error
+            self._brokers[name] = cast(Broker, _Guarded(opened, f"broker {name}", BrokerUnavailable))
         return self._brokers[name]
 
     def missed(self, subject: str, error: Unavailable) -> None:
@@ -60,3 +84,49 @@ class Sources:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+
+class _Guarded:
+    """A store or broker whose every error is an Unavailable, or one of Backstop's own that says more."""
+
+    def __init__(self, inner: Any, subject: str, kind: type[StoreUnavailable | BrokerUnavailable]) -> None:
+        self._inner, self._subject, self._kind = inner, subject, kind
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        if not callable(value):
+            return value
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            try:
+                answer = value(*arguments, **options)
+            except Exception as error:
+                raise _failed(self._subject, error, self._kind) from error
+            return self._each(answer) if isinstance(answer, Iterator) else answer
+
+        return call
+
+    def _each(self, answer: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from answer
+        except Exception as error:
+            raise _failed(self._subject, error, self._kind) from error
+
+
+def _failed(subject: str, error: Exception, kind: type[StoreUnavailable | BrokerUnavailable]) -> Exception:
+    """The error as an Unavailable; Backstop's own errors as they are, but for one in the configuration."""
+    if isinstance(error, BackstopError) and not isinstance(error, ConfigurationError):
+        return error
+    return kind(
+        f"{subject[:1].upper()}{subject[1:]} failed: {reason(error).rstrip('.')}.",
+        kept="Nothing was decided without it, and nothing else depends on it.",
+        next_step="Correct what is named; the next run reads it again.",
+    )
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, BackstopError):
+        return error.what
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

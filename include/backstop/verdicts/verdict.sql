@@ -257,9 +257,10 @@ SELECT
         WHEN j.verdict = 'BACKLOGGED' AND j.as_of >= j.base + j.backlog_horizon THEN 'backlog'
         WHEN j.verdict = 'UNKNOWN' AND j.as_of >= j.base + j.unknown_horizon THEN 'unknown'
     END AS case_kind,
-    -- Never later than the next horizon that makes a case.
+    -- Never later than the next horizon that makes a case, nor than the replay horizon from now, whatever instants a row holds.
     CASE WHEN j.planned_look IS NULL THEN NULL ELSE least(
         j.planned_look,
+        j.as_of + j.replay_horizon,
         CASE WHEN j.as_of < j.base + j.overdue_horizon THEN j.base + j.overdue_horizon END,
         CASE WHEN j.verdict = 'BACKLOGGED' AND j.as_of < j.base + j.backlog_horizon THEN j.base + j.backlog_horizon END,
         CASE WHEN j.verdict = 'UNKNOWN' AND j.as_of < j.base + j.unknown_horizon THEN j.base + j.unknown_horizon END)

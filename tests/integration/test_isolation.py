@@ -1,0 +1,192 @@
+"""One odd row, one group, one shard or one earlier run never stops the repair of anything else.
+
+Each test makes something else fail, and asserts that a lost message is repaired (a request for it is made) in the same run and
+in the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from backstop.errors import PromotionFailed
+from backstop.local.postgres import Postgres
+from backstop.local.valkey import Valkey
+from backstop.reconcile.promote import promote
+from backstop.records import Counts, Key
+from backstop.runs.run import close_run, open_run
+from system import System, build_template, system
+
+INSTANTS = (
+    "infinity", "-infinity", "0001-01-01 00:00:00+00", "4713-01-01 00:00:00+00 BC", "9999-12-31 23:59:59.999999+00",
+    "294276-12-31 23:59:59+00",
+)  # fmt: skip
+TEXTS = (
+    "", " ", "\t\n\r", "x" * 100_000, "é" * 50_000, "\\u0000", "\\x00", "\\N", "\\.", "\n\\.\n", "'\";--", '{"a": [1', "NULL",
+    "%s%(a)s", "\ufffd\u202e\U0001f4a9", os.urandom(1_000).hex(),
+)  # fmt: skip
+SMALLINTS = (-32_768, 32_767)
+INTEGERS = (-(2**31), -1, 0, 2**31 - 1)
+BIGINTS = (-(2**63), -1, 0, 2**63 - 1)
+OF_TYPE: dict[str, Sequence[Any]] = {
+    "timestamp with time zone": INSTANTS, "text": TEXTS, "integer": INTEGERS, "bigint": BIGINTS, "smallint": SMALLINTS,
+    "jsonb": ('{"a": 1e400}', '{"\\\\u0000": ["x"]}', "{}"), "bytea": (b"", b"\x00\xff" * 50_000),
+    "ARRAY": ([""], ["", None], [None]), "uuid": ("00000000-0000-0000-0000-000000000000",),
+}  # fmt: skip
+"""PostgreSQL's name of a type -> odd values; null comes beside them."""
+OLD = "2026-01-01T00:00:00+00:00"
+STATUSES = ("pending", "confirmed", "exhausted", "voided", "no_taker")
+
+
+class Odd(Exception):
+    """What nobody foresaw."""
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
+        build_template(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
+        yield server
+
+
+@pytest.fixture
+def world(postgres: Postgres, valkey: Valkey) -> Iterator[System]:
+    with system(postgres, valkey, policy={"blast_floor": 5_000}) as running:
+        yield running
+
+
+def lose(world: System, message_id: str, shard: str = "shop_a") -> Key:
+    """A message that the broker has, that both groups have passed, and that none of them logged."""
+    key = world.sent(message_id, shard=shard)
+    for group in ("billing", "shipping"):
+        world.pass_over(group)
+    return key
+
+
+def asked(world: System) -> set[tuple[str, int]]:
+    return set(world.rows("control", "SELECT message_id, send_number FROM resend_request WHERE requested_by = 'reconcile'"))
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+def stage(world: System, run_id: int, key: Key, shard: str, new_status: str, **columns: Any) -> None:
+    """What a judge staged of a stub in the run, and that its checks passed."""
+    given = {
+        "run_id": run_id, "stage": 0, "shard": shard, **key._asdict(), "old_status": "pending", "new_status": new_status,
+        "send_count": 1, "deliveries": 2, **columns,
+    }  # fmt: skip
+    world.rows(
+        "control", f"INSERT INTO staged_stub ({', '.join(given)}) VALUES ({', '.join(['%s'] * len(given))})", *given.values()
+    )
+
+
+def promote_lost(world: System, message_id: str) -> None:
+    """A run that found one message lost; raises what its promotion raises."""
+    key = world.sent(message_id)
+    conn = world.control()
+    run = open_run(conn, "reconcile", "*", world.settings)
+    stage(world, run.run_id, key, "shop_a", "pending")
+    for group in ("billing", "shipping"):
+        world.rows("control", "INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict,"
+                   " reason, eligible, send_count, evidence)"
+                   " VALUES (%s, 0, 'shop_a', %s, %s, %s, 'LOST', 'passed_over', true, 1, '{}')",
+                   run.run_id, *key, group)  # fmt: skip
+    state = "failed"
+    try:
+        promote(world.settings, world.connections, conn, run)
+        state = "done"
+    finally:
+        close_run(conn, run, state, Counts())  # type: ignore[arg-type]
+        conn.close()
+
+
+TROUBLES = {
+    # what is wrong with an earlier run: (its shard, further columns of its staged row, whether this run says so)
+    "a shard that is configured no longer": ("shop_z", {}, False),
+    "a row that the shard refuses": ("shop_b", {}, True),
+    "a look in the year 10000": ("shop_b", {"next_look_at": "10000-01-01 00:00:00+00"}, False),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_an_earlier_run_never_stops_the_promotion_of_this_one(world: System, trouble: str) -> None:
+    shard, columns, is_told = TROUBLES[trouble]
+    conn = world.control()
+    earlier = open_run(conn, "reconcile", "*", world.settings)
+    good, odd = world.sent("good", shard="shop_b"), world.sent("odd", shard="shop_b")
+    stage(world, earlier.run_id, good, "shop_b", "confirmed")
+    stage(world, earlier.run_id, odd, shard, "confirmed" if is_told else "pending", **columns)
+    world.rows("control", "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 2, 0, 2)", earlier.run_id)
+    close_run(conn, earlier, "failed", {}, error="cut off")
+    conn.close()
+    if is_told:
+        world.rows("shop_b", """
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+            CREATE TRIGGER refuse BEFORE UPDATE ON message_stub FOR EACH ROW WHEN (NEW.message_id = 'odd')
+                EXECUTE FUNCTION refuse()
+            """)  # fmt: skip
+        with pytest.raises(PromotionFailed, match="not this one"):
+            promote_lost(world, "lost-1")
+    else:
+        promote_lost(world, "lost-1")
+    promote_lost(world, "lost-2")
+    assert asked(world) == {("lost-1", 2), ("lost-2", 2)}
+    assert world.rows("control", "SELECT state FROM run WHERE run_id = %s", earlier.run_id) == [("done",)]
+    assert world.rows("control", "SELECT count(*) FROM staged_stub") == [(0,)]
+    statuses = dict(world.rows("shop_b", "SELECT message_id, status FROM message_stub"))
+    assert statuses == {"good": "confirmed", "odd": "pending"}
+
+
+def test_an_older_judgement_never_overrides_a_newer_one_but_with_a_proof(world: System) -> None:
+    conn = world.control()
+    earlier = open_run(conn, "reconcile", "*", world.settings)
+    close_run(conn, earlier, "failed", {}, error="cut off")
+    world.rows("control", "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 2, 0, 2)", earlier.run_id)
+    for status in ("confirmed", "no_taker", "exhausted"):
+        key = world.stub(status)
+        world.rows("shop_a", "UPDATE message_stub SET judged_at = now() WHERE message_id = %s", status)
+        stage(world, earlier.run_id, key, "shop_a", status)
+    conn.close()
+    promote_lost(world, "lost")
+    found = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub WHERE message_id <> 'lost'"))
+    assert found == {"confirmed": "confirmed", "no_taker": "pending", "exhausted": "pending"}
