@@ -11,13 +11,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import redis
 
+from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.errors import PromotionFailed
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 from backstop.reconcile.promote import promote
 from backstop.records import Counts, Key
-from backstop.runs.run import close_run, open_run
+from backstop.runs.run import EndState, close_run, open_run
+from backstop.verdicts.judge import Judge
 from system import System, build_template, system
 
 INSTANTS = (
@@ -109,6 +112,23 @@ def asked(world: System) -> set[tuple[str, int]]:
 
 
 
+
+
+
+def test_half_a_surrogate_pair_in_the_id_of_a_dead_letter_hides_nothing_else(world: System) -> None:
+    key = lose(world, "lost")
+    client = redis.Redis.from_url(world.urls["broker"])
+    headers = b'{"backstop-message-id": "a\\ud800"}'
+    client.xadd(Keys().dead("orders", "billing"), {"headers": headers, "origin-topic": "orders", "origin-group": "billing"})
+    with RedisStreams(world.urls["broker"]) as broker:
+        assert [letter.message_id for letter in broker.dead_letters("billing")] == [None]
+    conn = world.control()
+    with Judge(world.settings, world.connections, conn) as judge:
+        judgement = judge.judgement([key])
+    conn.close()
+    assert [one.verdict for one in judgement.judged] == ["LOST", "LOST"] and not judgement.unreachable
+
+
 def stage(world: System, run_id: int, key: Key, shard: str, new_status: str, **columns: Any) -> None:
     """What a judge staged of a stub in the run, and that its checks passed."""
     given = {
@@ -131,12 +151,12 @@ def promote_lost(world: System, message_id: str) -> None:
                    " reason, eligible, send_count, evidence)"
                    " VALUES (%s, 0, 'shop_a', %s, %s, %s, 'LOST', 'passed_over', true, 1, '{}')",
                    run.run_id, *key, group)  # fmt: skip
-    state = "failed"
+    state: EndState = "failed"
     try:
         promote(world.settings, world.connections, conn, run)
         state = "done"
     finally:
-        close_run(conn, run, state, Counts())  # type: ignore[arg-type]
+        close_run(conn, run, state, Counts())
         conn.close()
 
 
