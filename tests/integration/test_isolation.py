@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import redis
 
-from backstop.errors import PromotionFailed
+from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.errors import PromotionFailed, Unavailable
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
 from backstop.reconcile.promote import promote
 from backstop.records import Counts, Key
-from backstop.runs.run import close_run, open_run
+from backstop.resend.request import Ask, ask
+from backstop.resend.work import run_duty as resend
+from backstop.runs.run import EndState, close_run, open_run
+from backstop.stores.postgresql_logs import PostgresLogs
+from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.verdicts.judge import Judge
 from system import System, build_template, system
 
 INSTANTS = (
@@ -106,7 +114,68 @@ def asked(world: System) -> set[tuple[str, int]]:
 
 
 
+@pytest.mark.parametrize(
+    ("owner", "method", "part"),
+    [
+        (RedisStreams, "progress", "shipping"), (RedisStreams, "retry_pending", "shipping"),
+        (RedisStreams, "dead_letters", "shipping"), (PostgresLogs, "clock", "shipping_db"),
+        (PostgresLogs, "floor", "shipping_db"), (PostgresLogs, "log_table", "shipping_db"),
+        (PostgresStubs, "stub_table", "shop_b"), (PostgresStubs, "clock", "shop_b"),
+    ],
+)  # fmt: skip
+def test_what_fails_of_one_group_or_shard_is_unknown_of_it_alone_at_a_claim(
+    world: System, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, part: str
+) -> None:
+    key = lose(world, "lost")
+    whole = getattr(owner, method)
 
+    def maybe(self: Any, *arguments: Any) -> Any:
+        if part in (*arguments, getattr(self, "shard", None)) or part in repr(self):
+            raise Odd(method)
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(owner, method, maybe)
+    conn = world.control()
+    with Judge(world.settings, world.connections, conn) as judge:
+        judgement = judge.judgement([key])
+    conn.close()
+    verdicts = {one.consumer_group: one.verdict for one in judgement.judged}
+    assert verdicts == {"billing": "LOST", "shipping": "LOST" if part == "shop_b" else "UNKNOWN"}
+    assert len(judgement.unreachable) == 1
+
+
+@pytest.mark.parametrize("owes", [True, False], ids=["a group that owes the message", "a group that was retired before it"])
+def test_a_claim_waits_only_for_the_groups_that_it_needs(postgres: Postgres, valkey: Valkey, owes: bool) -> None:
+    """The broker does not know group shipping: billing's copy goes out nevertheless."""
+    shipping = {"store": "shipping_db", "duplicates": "guard", "progress": "acknowledged"}
+    groups = {"billing": {**shipping, "store": "billing_db"}, "shipping": shipping if owes else {**shipping, "active_until": OLD}}
+    with system(postgres, valkey, groups=groups) as world:
+        key = lose(world, "lost")
+        client = redis.Redis.from_url(world.urls["broker"])
+        for queue in range(2):
+            client.xgroup_destroy(Keys().stream("orders", queue), "shipping")
+        conn = world.control()
+        with conn, conn.cursor() as cursor:
+            ask(cursor, [Ask("shop_a", "orders", key.message_id, 2, ("billing",), "passed_over", "reconcile")], None)
+        conn.close()
+        with pytest.raises(Unavailable, match="group shipping of topic orders") if owes else nullcontext():
+            resend(world.settings, world.connections)
+        assert world.rows("shop_a", "SELECT send_count FROM message_stub") == [(2,)]
+        assert world.rows("control", "SELECT state, groups FROM resend_request") == [("sent", ["billing"])]
+
+
+def test_half_a_surrogate_pair_in_the_id_of_a_dead_letter_hides_nothing_else(world: System) -> None:
+    key = lose(world, "lost")
+    client = redis.Redis.from_url(world.urls["broker"])
+    headers = b'{"backstop-message-id": "a\\ud800"}'
+    client.xadd(Keys().dead("orders", "billing"), {"headers": headers, "origin-topic": "orders", "origin-group": "billing"})
+    with RedisStreams(world.urls["broker"]) as broker:
+        assert [letter.message_id for letter in broker.dead_letters("billing")] == [None]
+    conn = world.control()
+    with Judge(world.settings, world.connections, conn) as judge:
+        judgement = judge.judgement([key])
+    conn.close()
+    assert [one.verdict for one in judgement.judged] == ["LOST", "LOST"] and not judgement.unreachable
 
 
 def stage(world: System, run_id: int, key: Key, shard: str, new_status: str, **columns: Any) -> None:
@@ -131,12 +200,12 @@ def promote_lost(world: System, message_id: str) -> None:
                    " reason, eligible, send_count, evidence)"
                    " VALUES (%s, 0, 'shop_a', %s, %s, %s, 'LOST', 'passed_over', true, 1, '{}')",
                    run.run_id, *key, group)  # fmt: skip
-    state = "failed"
+    state: EndState = "failed"
     try:
         promote(world.settings, world.connections, conn, run)
         state = "done"
     finally:
-        close_run(conn, run, state, Counts())  # type: ignore[arg-type]
+        close_run(conn, run, state, Counts())
         conn.close()
 
 

@@ -86,7 +86,7 @@ class Judgement:
         unreachable: Mapping[str, str],
     ) -> None:  # fmt: skip
         self.as_of, self.unreachable = as_of, dict(unreachable)
-        self.stub_table, self.judged_table, self._outcome_table = stub_table, judged_table, outcome_table
+        self.stub_table, self.judged_table, self.outcome_table = stub_table, judged_table, outcome_table
 
     @cached_property
     def judged(self) -> list[Judged]:
@@ -153,7 +153,7 @@ class Judgement:
     @cached_property
     def outcomes(self) -> list[Row]:
         """Rows of outcome.sql, one for each stub."""
-        rows: list[Row] = self._outcome_table.to_pylist()
+        rows: list[Row] = self.outcome_table.to_pylist()
         return rows
 
 
@@ -204,6 +204,11 @@ class Judge:
             "instant": at, "stub": once, "judged": judged,
             "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(self.settings)),
         })  # fmt: skip
+        owed_by = set(zip(*(owed.column(name).to_pylist() for name in ("topic", "consumer_group")), strict=True))
+        needed = {subject for topic, group, subject in looks.unread if (topic, group) in owed_by}
+        for _, _, subject in looks.unread:
+            if subject not in needed:
+                self.sources.unreachable.pop(subject, None)  # nothing here waits for a group that owes none of these messages
         return Judgement(as_of, stubs, judged, outcomes, self.sources.unreachable)
 
     def _read_stubs(self, keys: Sequence[Key]) -> tuple[pa.Table, pa.Table, dict[str, bool]]:

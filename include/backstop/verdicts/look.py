@@ -44,6 +44,8 @@ class GroupLook:
     live: Mapping[int, Progress] = field(default_factory=dict)
     settled: Mapping[int, Progress] = field(default_factory=dict)
     rates: Mapping[int, float] = field(default_factory=dict)
+    progress_read: bool = False
+    """Whether the broker answered for this group."""
     retry_pending: int | None = None
     log_floor: datetime | None = None
     clock_good: bool = False
@@ -60,6 +62,8 @@ class Looks:
     shards: dict[str, tuple[bool, bool]] = field(default_factory=dict)
     """shard -> (clock is good, attempts were read)"""
     dead: list[Row] = field(default_factory=list)
+    unread: set[tuple[str, str, str]] = field(default_factory=set)
+    """(topic, group, how `sources.unreachable` names it), where a broker answers, but not about this group"""
 
     def passed_until(self, look: GroupLook) -> datetime | None:
         """The settled instant over every queue of the topic; null when one queue is not known."""
@@ -74,7 +78,8 @@ class Looks:
             {
                 "topic": look.topic, "consumer_group": look.group, "passed_until": micros(self.passed_until(look)),
                 "log_floor": micros(look.log_floor), "clock_good": look.clock_good,
-                "offsets_read": look.topic in self.queues, "retry_read": look.retry_pending is not None,
+                "offsets_read": look.topic in self.queues and look.progress_read,
+                "retry_read": look.retry_pending is not None,
                 "dead_letters_read": look.dead_letters_read,
             }
             for look in self.groups.values()
@@ -135,31 +140,57 @@ class Clocks:
 def look_at_groups(sources: Sources, cursor: Any, as_of: datetime, topics: Iterable[str]) -> Looks:
     """Clocks, progress, then offsets and retry depth of these topics; call it after the stubs and attempts were read.
 
-    A broker or store that does not answer leaves its part unknown (and `sources.unreachable` says so).
+    A broker or store that does not answer leaves its part unknown (and `sources.unreachable` says so). What is unread of one
+    group is unknown of that group alone.
     """
     looks, clocks = Looks(as_of), Clocks(cursor)
     for topic in sorted(topics):
         settings = sources.settings.topics[topic]
-        names = list(settings.groups)
-        for group in names:
+        for group in settings.groups:
             looks.groups[topic, group] = GroupLook(topic, group, settings.broker)
         try:
-            broker = sources.broker(settings.broker)
-            live = {group: _position(broker, sources, topic, group) for group in names}
-            queues = _queues(broker, cursor, settings.broker, topic)
-            retry = {group: broker.retry_pending(topic, group) for group in names}
-            policy = sources.settings.policy_for(topic)
-            broker_clock = clocks.within(broker, policy.max_clock_skew)
+            _look_at_topic(looks, sources, clocks, cursor, topic)
         except Unavailable as error:
             sources.missed(f"broker {settings.broker}", error)
-            continue
-        looks.queues[topic] = queues
-        for group in names:
-            look = replace(looks.groups[topic, group], retry_pending=retry[group])
-            look = _with_progress(look, broker, sources, cursor, as_of, queues, live[group])
-            looks.groups[topic, group] = replace(look, clock_good=broker_clock)
     _look_at_log_stores(looks, sources, clocks)
     return looks
+
+
+def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, topic: str) -> None:
+    """Progress, queues, retry depth, in this order; what a broker does not say of one group is noted as that group's."""
+    settings = sources.settings.topics[topic]
+    broker = sources.broker(settings.broker)
+    live: dict[str, dict[int, GroupPosition]] = {}
+    retry: dict[str, int] = {}
+    unread: dict[str, Unavailable] = {}
+    for group in settings.groups:
+        try:
+            live[group] = _position(broker, sources, topic, group)
+        except Unavailable as error:
+            broker.clock()  # raises when the broker itself is away: each further question would wait for its time-out
+            unread[group] = error
+    queues = _queues(broker, cursor, settings.broker, topic)
+    for group in live:
+        try:
+            retry[group] = broker.retry_pending(topic, group)
+        except Unavailable as error:
+            unread[group] = error
+    broker_clock = clocks.within(broker, sources.settings.policy_for(topic).max_clock_skew)
+    looks.queues[topic] = queues
+    for group in retry:
+        look = replace(looks.groups[topic, group], progress_read=True, retry_pending=retry[group])
+        try:
+            look = _with_progress(look, broker, sources, cursor, looks.as_of, queues, live[group])
+        except Unavailable as error:
+            unread[group] = error
+            continue
+        looks.groups[topic, group] = replace(look, clock_good=broker_clock)
+    for group, failure in unread.items():
+        # The broker answered for the topic: it is this group that it does not know, or cannot report on.
+        subject = f"group {group} of topic {topic} in broker {settings.broker}"
+        looks.unread.add((topic, group, subject))
+        sources.missed(subject, failure)
+        looks.groups[topic, group] = replace(looks.groups[topic, group], clock_good=broker_clock)
 
 
 def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[int, GroupPosition]:
@@ -245,7 +276,9 @@ def _logged(
             continue  # logs of two lives carry one epoch here: their maximum says nothing
         first = queue.state.next_offset if queue.state.next_offset == (queue.state.first_offset or 0) == 0 else 0
         here = logged.get((queue_id, queue.epoch))
-        offsets[queue_id] = max(first, stored.get((queue_id, queue.epoch), 0), -1 if here is None else here + 1)
+        logged_to = max(first, stored.get((queue_id, queue.epoch), 0), -1 if here is None else here + 1)
+        # Nobody has passed what was not stored yet, whatever offset a row holds.
+        offsets[queue_id] = min(logged_to, queue.state.next_offset)
     times = broker.passed_until(look.topic, offsets)
     return {q: Progress(queues[q].epoch, offset, times[q]) for q, offset in offsets.items()}
 
@@ -318,6 +351,13 @@ def _look_at_dead_letters(looks: Looks, sources: Sources, broker: str, group: st
                 {"topic": topic, "message_id": letter.message_id, "consumer_group": letter.group} for topic in topics
             )
     except Unavailable as error:
-        sources.missed(f"broker {broker}", error)
+        subject = f"dead letters of group {group} in broker {broker}"
+        try:
+            sources.broker(broker).clock()
+        except Unavailable:
+            subject = f"broker {broker}"
+        else:
+            looks.unread.update((topic, of, subject) for topic, of in looks.groups if of == group)
+        sources.missed(subject, error)
         return False
     return True
