@@ -9,6 +9,7 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.brokers.open import open_broker
 from backstop.cases.actions import ACTIONS, actions_for
 from backstop.cases.close import close_satisfied
 from backstop.cases.decide import Decided, decide
@@ -283,6 +284,27 @@ def test_accepting_a_new_epoch_takes_only_what_the_person_was_told_of(world: Wor
     found(world, "new_epoch", "a")
     assert decided(world, case_id, "accept").counts["accepted"] == 1
     assert world.control("SELECT epoch FROM queue_epoch WHERE accepted") == [("three",)]
+
+
+def test_a_first_life_is_accepted_only_while_no_open_message_lies_in_another_one(world: World) -> None:
+    """The topic moved to another broker, or the control database is new: older copies must not be judged by time unasked."""
+    with open_broker(world.settings, world.connections, "embedded") as broker:
+        epochs = {queue.queue_id: queue.epoch for queue in broker.queues("orders")}
+    world.stub("a", sends=1)
+    acknowledged = """
+        UPDATE message_stub SET sent_at = attempted_at, queue_id = 1, queue_offset = 500, queue_epoch = %s, broker = %s"""
+
+    def verdicts() -> set[tuple[str, str, bool]]:
+        return {(str(one.verdict), one.reason, one.eligible) for one in world.judge("a").values()}
+
+    world.run("producer_a", acknowledged, ("before", "main"))
+    assert verdicts() == {("UNKNOWN", "new_epoch", False)}
+    world.run("producer_a", acknowledged, ("before", "embedded"))
+    assert verdicts() == {("UNKNOWN", "new_epoch", False)}
+    world.run("producer_a", acknowledged, (epochs[1], "embedded"))
+    assert verdicts() == {("BACKLOGGED", "ahead_of_group", False)}
+    world.run("producer_a", "UPDATE message_stub SET queue_id = 0")
+    assert verdicts() == {("UNKNOWN", "new_epoch", False)}, "each queue has a life of its own"
 
 
 def test_an_action_that_the_kind_does_not_offer_and_a_decision_without_reason_are_refused(world: World) -> None:

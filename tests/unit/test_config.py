@@ -280,9 +280,18 @@ def test_settings_are_frozen_and_travel_to_executors() -> None:
     assert there.policy_for("orders", "billing") == settings.policy_for("orders", "billing")
 
 
+def test_start_offsets_without_active_from_are_refused_where_messages_are_resent() -> None:
+    """What has no known place is owed by its creation, which nothing would bound."""
+    starts = ("topics/orders/groups", {"billing": {"start_offsets": {3: {"offset": 17, "epoch": "e1"}}}})
+    lines = refused(changed(starts, ("topics/orders/mode", "repair")))
+    assert any(line.startswith("topics.orders.groups.billing.start_offsets: no active_from; allowed: ") for line in lines), lines
+    from_mapping(changed(starts, ("topics/orders/mode", "observe")))
+
+
 def test_start_offsets_belong_to_one_epoch_of_a_queue() -> None:
     settings = from_mapping(yaml.safe_load(yaml.safe_dump(changed(
         ("topics/orders/groups", {"billing": {"tags": ["eu"], "start_offsets": {3: {"offset": 17, "epoch": "e1"}}}}),
+        ("groups/billing/active_from", "2026-01-01T00:00:00Z"),
     ))))  # fmt: skip
     subscription = settings.topics["orders"].groups["billing"]
     assert subscription.tags == ("eu",)

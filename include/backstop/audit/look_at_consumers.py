@@ -24,6 +24,7 @@ from backstop.stores.open import open_leases, open_stub_audit
 from backstop.verdicts import frames
 from backstop.verdicts.evaluate import Engine, table
 from backstop.verdicts.frames import instant
+from backstop.verdicts.owed_since import read_owed_since
 from backstop.verdicts.read_logs import read_logs
 from backstop.verdicts.sources import Sources
 
@@ -103,9 +104,11 @@ def _look_up(sources: Sources, engine: Engine, control: Any, shard: str, keys: l
     # Somebody may have changed it since the page was read: only what is confirmed now is asked for.
     stubs = stubs.filter(pc.equal(stubs.column("status"), "confirmed"))
     topics = set(stubs.column("topic").to_pylist())
+    with control, control.cursor() as cursor:
+        owed_from = read_owed_since(cursor, settings, topics)
     owed = engine.run("deliveries", {
         "stub": stubs.add_column(0, "stub_id", pa.array(range(stubs.num_rows), pa.int64())),
-        "policy": table(frames.POLICY, frames.policy_rows(settings, topics)),
+        "policy": table(frames.POLICY, frames.policy_rows(settings, owed_from, topics)),
         "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
         "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(settings)),
     })  # fmt: skip

@@ -65,7 +65,12 @@ def _references(settings: Settings) -> Iterator[Problem]:
     for topic, topic_settings in settings.topics.items():
         if topic_settings.broker not in settings.brokers:
             yield Problem(f"topics.{topic}.broker", topic_settings.broker, f"one of brokers: {', '.join(settings.brokers)}")
-        for group in topic_settings.groups:
+        for group, subscription in topic_settings.groups.items():
+            begins = settings.groups[group].active_from if group in settings.groups else None
+            if topic_settings.mode == "repair" and subscription.start_offsets and begins is None:
+                # A message whose first place is not known is owed by when it was created.
+                says = f"with groups.{group}.active_from, in mode repair"
+                yield Problem(f"topics.{topic}.groups.{group}.start_offsets", "no active_from", says)
             if group not in settings.groups:
                 yield Problem(f"topics.{topic}.groups", group, f"one of groups: {', '.join(settings.groups)}")
     yield from _foreign_leases(settings)

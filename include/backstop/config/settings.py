@@ -112,7 +112,9 @@ class GroupSettings(_Frozen):
     progress: Literal["acknowledged", "logged", "received"] = Field(
         default="received", description="what the progress it reports counts"
     )
-    active_from: AwareDatetime | None = Field(default=None, description="owes only stubs created since; null: all")
+    active_from: AwareDatetime | None = Field(
+        default=None, description="owes only stubs created since; null: since the group came to the topic"
+    )
     active_until: AwareDatetime | None = Field(default=None, description="owes no stub created since; null: all")
     leases: LeaseSettings | None = Field(
         default=None, description="the Redis in front of the database that holds its leases; null: the database alone"

@@ -17,6 +17,7 @@ from backstop.verdicts import frames
 from backstop.verdicts.evaluate import Engine, table
 from backstop.verdicts.frames import micros
 from backstop.verdicts.look import Clocks
+from backstop.verdicts.owed_since import read_owed_since
 from backstop.verdicts.sources import Sources
 
 Delivery = tuple[str, str, str]
@@ -86,8 +87,8 @@ def befores_of(sources: Sources, stubs: Mapping[Key, Stub], missed: dict[str, st
     return befores
 
 
-def owed_by(settings: Settings, stubs: Mapping[Key, Stub]) -> dict[Key, set[str]]:
-    """Which groups owe each message, by the rule that reconcile uses."""
+def owed_by(settings: Settings, cur: Any, stubs: Mapping[Key, Stub]) -> dict[Key, set[str]]:
+    """Which groups owe each message, by the rule that reconcile uses; `cur`: of the control database."""
     owed: dict[Key, set[str]] = {key: set() for key in stubs}
     if not stubs:
         return owed
@@ -97,10 +98,11 @@ def owed_by(settings: Settings, stubs: Mapping[Key, Stub]) -> dict[Key, set[str]
         for number, stub in enumerate(stubs.values())
     ]  # fmt: skip
     topics = {key.topic for key in stubs}
+    policy = frames.policy_rows(settings, read_owed_since(cur, settings, topics), topics)
     engine = Engine()
     try:
         found = engine.run("deliveries", {
-            "stub": table(frames.STUB, rows), "policy": table(frames.POLICY, frames.policy_rows(settings, topics)),
+            "stub": table(frames.STUB, rows), "policy": table(frames.POLICY, policy),
             "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
             "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(settings)),
         })  # fmt: skip

@@ -92,8 +92,8 @@ def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequenc
     with control, control.cursor() as cur:
         groups = {letter.group for letter in letters if letter.group is not None and letter.group in settings.groups}
         clocks = bad_clocks(settings, sources, cur, {stub.shard for stub in stubs.values()}, groups, missed)
+        owed = owed_by(settings, cur, stubs)
     befores = befores_of(sources, stubs, missed)
-    owed = owed_by(settings, stubs)
     logs, floors = logs_of(settings, sources, _wanted_logs(settings, letters, owed), clocks)
     seen = _Seen(
         stubs, shards, missed, clocks, owed, logs, floors, discarded, withdrawn, replays, asked,

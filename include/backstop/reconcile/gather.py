@@ -27,6 +27,7 @@ from backstop.records import StubStatus
 from backstop.runs.run import Run, hold
 from backstop.verdicts import frames, look
 from backstop.verdicts.evaluate import table
+from backstop.verdicts.owed_since import read_owed_since
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.verdicts", "queries.sql")
@@ -89,7 +90,8 @@ def gather(
     with control, control.cursor() as cursor:
         hold(cursor, run)
         record.record_looks(cursor, run, looks)
-    policy = table(frames.POLICY, frames.policy_rows(settings, topics))
+        owed_from = read_owed_since(cursor, settings, topics)
+    policy = table(frames.POLICY, frames.policy_rows(settings, owed_from, topics))
     phases.end("look")
 
     tables = {

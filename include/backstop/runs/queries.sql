@@ -13,6 +13,14 @@ INSERT INTO run (duty, scope, token, dry_run, no_send, policy_version, code_vers
 VALUES (%(duty)s, %(scope)s, %(token)s, %(dry_run)s, %(no_send)s, %(policy_version)s, %(code_version)s)
 RETURNING run_id, as_of;
 
+-- name: see_groups: notes each group of a topic when a run first has it; those of a topic's first configuration owe everything
+INSERT INTO owed_since (topic, consumer_group, owed_from)
+SELECT n.topic, n.consumer_group,
+    CASE WHEN EXISTS (SELECT 1 FROM owed_since o WHERE o.topic = n.topic) THEN clock_timestamp() END
+FROM unnest(%(topics)s::text[], %(groups)s::text[]) AS n (topic, consumer_group)
+WHERE NOT EXISTS (SELECT 1 FROM owed_since o WHERE o.topic = n.topic AND o.consumer_group = n.consumer_group)
+ON CONFLICT (topic, consumer_group) DO NOTHING;
+
 -- name: take_free_lease: nobody held it; changes no row when somebody was faster
 INSERT INTO duty_lease (duty, scope, token, run_id)
 VALUES (%(duty)s, %(scope)s, %(token)s, %(run_id)s)

@@ -56,7 +56,7 @@ def open_run(
 
     Raises RunRefused while another one of exactly this scope lives; one that has been silent for `dead_after` is taken over
     and abandoned. Runs of other scopes go on beside it; those silent for DEAD_AFTER are abandoned, because nobody else may
-    ever ask for their scope again.
+    ever ask for their scope again. Notes the groups that came to a topic since the run before.
     """
     token = str(uuid.uuid4())
     where: dict[str, Any] = {
@@ -78,6 +78,10 @@ def open_run(
                 cursor.execute(_SQL["take_free_lease"], {**where, "run_id": run_id})
                 if cursor.rowcount == 0:
                     raise _refused(duty, scope, "a run that began at the same moment")
+            taken = [(topic, group) for topic in settings.topics for group in settings.groups_of(topic)]
+            cursor.execute(_SQL["see_groups"], {
+                "topics": [topic for topic, _ in taken], "groups": [group for _, group in taken],
+            })  # fmt: skip
             cursor.execute(_SQL["drop_dead_leases"], {**where, "dead_after": max(dead_after, DEAD_AFTER)})
             for (dead,) in cursor.fetchall():
                 cursor.execute(_SQL["abandon_run"], {"run_id": dead, "by": run_id})

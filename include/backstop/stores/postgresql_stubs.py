@@ -151,6 +151,9 @@ class PostgresStubs:
             found.setdefault(Key(row[0], row[1]), []).append(attempt)
         return found
 
+    def lives(self, topic: str) -> set[tuple[str | None, int, str]]:
+        return {(broker, queue_id, epoch) for broker, queue_id, epoch in self._connection.rows(_SQL["lives"], {"topic": topic})}
+
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
         return {Key(row[0], row[1]): Neighbours(*row[2:]) for row in self._by_key("neighbours", keys)}
 

@@ -143,6 +143,18 @@ FROM message_stub s
 WHERE s.created_at >= %(start)s::timestamptz AND s.created_at < %(end)s::timestamptz
 GROUP BY s.topic;
 
+-- name: lives: in which life of which queue the copies of a topic's pending stubs were stored, as recorded
+SELECT s.broker, s.queue_id, s.queue_epoch
+FROM message_stub s
+WHERE s.status = 'pending' AND s.topic = %(topic)s::text AND s.queue_id IS NOT NULL AND s.queue_epoch IS NOT NULL
+UNION
+SELECT s.broker, a.queue_id, a.queue_epoch
+FROM message_stub s
+CROSS JOIN LATERAL (
+    SELECT * FROM send_attempt m WHERE m.topic = s.topic AND m.message_id = s.message_id OFFSET 0) a
+WHERE s.status = 'pending' AND s.topic = %(topic)s::text AND s.send_count > 1
+    AND a.queue_id IS NOT NULL AND a.queue_epoch IS NOT NULL;
+
 -- name: neighbours: by key, the first open message before and the first later one that may have been sent, of one ordering key
 -- The first lines ask whether a topic has ordering keys at all (sorted, so that the index answers even without statistics).
 SELECT s.topic, s.message_id, s.ordering_key, b.message_id, a.message_id

@@ -208,6 +208,10 @@ class StubStore(Protocol):
         """By key: an Arrow table of ATTEMPT_COLUMNS, of those stubs that were sent more than once."""
         ...
 
+    def lives(self, topic: str) -> set[tuple[str | None, int, str]]:
+        """(broker, queue, epoch) of the copies of the topic's pending stubs, as they were recorded; reads all that is open."""
+        ...
+
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
         """By key, on the primary; a message without an ordering key is absent. Costs next to nothing where no message has
         one."""

@@ -114,17 +114,21 @@ _EARLIEST: Final = (EARLIEST - _EPOCH) // timedelta(microseconds=1)
 _LATEST: Final = (LATEST - _EPOCH) // timedelta(microseconds=1)
 
 
-def policy_rows(settings: Settings, topics: set[str] | None = None) -> list[Row]:
-    """One row of POLICY for each topic and group; null topics: all."""
+OwedFrom = Mapping[tuple[str, str], datetime | None]
+"""By (topic, group): from when the group owes what is created, where backstop.yaml says nothing; null: it owes everything."""
+
+
+def policy_rows(settings: Settings, owed_from: OwedFrom, topics: set[str]) -> list[Row]:
+    """One row of POLICY for each of these topics and each of its groups."""
     rows: list[Row] = []
     for topic, topic_settings in settings.topics.items():
-        if topics is not None and topic not in topics:
+        if topic not in topics:
             continue
         for group, subscription in topic_settings.groups.items():
             policy, owner = settings.policy_for(topic, group), settings.groups[group]
             rows.append({
                 "topic": topic, "consumer_group": group, "every_tag": subscription.tags is None,
-                "active_from": micros(owner.active_from), "active_until": micros(owner.active_until),
+                "active_from": micros(owner.active_from or owed_from[topic, group]), "active_until": micros(owner.active_until),
                 "duplicates": str(owner.duplicates), "max_sends": policy.max_sends, "max_refusals": policy.max_refusals,
                 **policy_durations(policy),
             })  # fmt: skip

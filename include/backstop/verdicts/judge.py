@@ -20,6 +20,7 @@ from backstop.stores.protocol import STUB_COLUMNS
 from backstop.verdicts import frames, look
 from backstop.verdicts.evaluate import Engine, table
 from backstop.verdicts.frames import Row, instant, micros
+from backstop.verdicts.owed_since import read_owed_since
 from backstop.verdicts.read_logs import read_logs
 from backstop.verdicts.sources import Sources
 
@@ -180,7 +181,9 @@ class Judge:
             topics = set(once.column("topic").to_pylist())
             looks = look.look_at_groups(self.sources, cursor, as_of, topics)
             look.look_at_shards(looks, self.sources, cursor, shards)
-            policy = table(frames.POLICY, frames.policy_rows(self.settings, topics))
+            policy = table(frames.POLICY, frames.policy_rows(
+                self.settings, read_owed_since(cursor, self.settings, topics), topics
+            ))  # fmt: skip
             owed = self._engine.run("deliveries", {
                 "stub": once, "policy": policy, "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(self.settings)),
                 "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(self.settings)),

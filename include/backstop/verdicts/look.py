@@ -169,7 +169,7 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
         except Unavailable as error:
             broker.clock()  # raises when the broker itself is away: each further question would wait for its time-out
             unread[group] = error
-    queues = _queues(broker, cursor, settings.broker, topic)
+    queues = _queues(broker, sources, cursor, settings.broker, topic)
     for group in live:
         try:
             retry[group] = broker.retry_pending(topic, group)
@@ -199,20 +199,42 @@ def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[
     return {position.queue_id: position for position in broker.progress(topic, group)}
 
 
-def _queues(broker: Broker, cursor: Any, name: str, topic: str) -> dict[int, QueueLook]:
+def _queues(broker: Broker, sources: Sources, cursor: Any, name: str, topic: str) -> dict[int, QueueLook]:
     cursor.execute(_SQL["present_epochs"], {"broker": name, "topic": topic})
     stored = {row[0]: row[1:] for row in cursor.fetchall()}
     queues: dict[int, QueueLook] = {}
-    for state in broker.queues(topic):
-        epoch, accepted, next_offset, read_at = stored.get(state.queue_id, (None, True, None, None))
+    states = broker.queues(topic)
+    first = {state.queue_id: state.epoch for state in states if state.queue_id not in stored}
+    accepted_first = _first_lives(sources, topic, first) if first else {}
+    for state in states:
+        unseen = (None, accepted_first.get(state.queue_id, False), None, None)
+        epoch, accepted, next_offset, read_at = stored.get(state.queue_id, unseen)
         label, same = present_epoch(state.epoch, state.next_offset, epoch, next_offset)
-        # The first life of a queue that was ever seen needs nobody's consent; a later one does.
+        # A later life needs a person's consent.
         queues[state.queue_id] = (
             QueueLook(state, label, bool(accepted), next_offset, read_at)
             if same
             else QueueLook(state, label, False, None, None)
         )
     return queues
+
+
+def _first_lives(sources: Sources, topic: str, seen: Mapping[int, str]) -> dict[int, bool]:
+    """Which queues that were never seen before may be taken for the first life of theirs: those of which no open message has a
+    copy in another life, or at a broker that is not configured. Perhaps the topic moved, or the control database is new. A shard
+    that does not answer may have such a message."""
+    known: set[tuple[str | None, int, str]] = set()
+    for shard in sources.settings.producers:
+        try:
+            known |= sources.shard(shard).lives(topic)
+        except Unavailable as error:
+            sources.missed(f"shard {shard}", error)
+            return dict.fromkeys(seen, False)
+    other = {
+        queue_id for broker, queue_id, epoch in known
+        if seen.get(queue_id) != epoch or (broker is not None and broker not in sources.settings.brokers)
+    }  # fmt: skip
+    return {queue_id: queue_id not in other for queue_id in seen}
 
 
 def _with_progress(

@@ -44,6 +44,9 @@ FROM dead_letter
 WHERE state = 'open' AND message_id IS NOT NULL AND (topic = ANY (%(topics)s) OR topic IS NULL)
     AND (%(ids)s::text[] IS NULL OR message_id = ANY (%(ids)s::text[]));
 
+-- name: owed_since: from when each known group owes these topics' messages; null: all of them
+SELECT topic, consumer_group, owed_from FROM owed_since WHERE topic = ANY (%(topics)s::text[]);
+
 -- name: control_clock: the one clock that as_of is read from
 SELECT clock_timestamp();
 

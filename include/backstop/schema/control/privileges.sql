@@ -28,7 +28,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     sweep_count, sweep_look, sweep_sample, sweep_place,
     alert_message, alert_delivery, alert_channel,
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
-    incident, incident_delivery, case_question, erasure, audit_look, audit_finding
+    incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since
     TO backstop_duty;
 GRANT SELECT ON backstop_control_version TO backstop_duty;
 -- Staging goes through a temporary table; PUBLIC may make one only where nobody took that away.
@@ -47,6 +47,6 @@ GRANT SELECT ON
     sweep_count, sweep_look, sweep_sample, sweep_place,
     alert_message, alert_delivery, alert_channel,
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
-    incident, incident_delivery, case_question, erasure, audit_look, audit_finding,
+    incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since,
     backstop_control_version
     TO backstop_reader;
