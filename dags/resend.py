@@ -34,7 +34,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Asset, AssetOrTimeSchedule, Param, TriggerRule, dag, task
+from airflow.sdk import AssetOrTimeSchedule, Param, TriggerRule, dag, task
 
 try:
     from backstop.plugins import backstop_duty as duty
@@ -42,14 +42,15 @@ try:
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
     from backstop.plugins.backstop_spark import SparkDutyOperator
+    from backstop.plugins.backstop_wake import SOMETHING_TO_SEND
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     from backstop_links import DataDocsLink, RunLink
     from backstop_notify import tell_failure
     from backstop_schedule import every
     from backstop_spark import SparkDutyOperator
+    from backstop_wake import SOMETHING_TO_SEND
 
-SOMETHING_TO_SEND = Asset("backstop_something_to_send")
 NET = every("BACKSTOP_RESEND_SCHEDULE", "5m")
 
 

@@ -45,12 +45,14 @@ try:
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
     from backstop.plugins.backstop_spark import SparkDutyOperator
+    from backstop.plugins.backstop_wake import WORK, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     from backstop_links import DataDocsLink, RunLink
     from backstop_notify import tell_failure
     from backstop_schedule import every
     from backstop_spark import SparkDutyOperator
+    from backstop_wake import WORK, wake_duties
 
 
 @task(retries=0)
@@ -76,10 +78,11 @@ def audit_after(suite: str, opened: str) -> str:
     return duty.audit(suite, json.loads(opened))
 
 
-@task(retries=2)
+@task(retries=2, outlets=[WORK])
 def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     """Tear-down: done, incomplete or failed."""
     failed = duty.failed_tasks(context)
+    wake_duties(context)
     return duty.close(opened, failed, away=duty.away(context, failed))
 
 
