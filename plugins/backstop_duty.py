@@ -250,6 +250,26 @@ def open_sweep(groups: list[str], dry_run: bool) -> Opened | None:
         return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "no_send": False, "due": counted.leases}
 
 
+@told
+def resend_here(opened: Opened) -> dict[str, int]:
+    """What spark_jobs/resend.py does, by one worker in this process. Raises Unavailable, after all else was done, as it does."""
+    from backstop.resend.work import run_once
+
+    with going_on(opened) as (room, run):
+        return dict(run_once(room.settings, room.connections, run, tell=lambda planned: log.info("backstop %s", planned)))
+
+
+@told
+def sweep_here(opened: Opened) -> dict[str, int]:
+    """What spark_jobs/sweep.py does, part after part in this process. Raises Unavailable, after all else was done, as it does."""
+    from backstop.sweep.run_once import in_this_process, sweep_all
+
+    with going_on(opened) as (room, run):
+        tell = (lambda told: log.info("backstop would %s", told)) if run.dry_run else None
+        spread = in_this_process(room.settings, room.connections, run, tell)
+        return dict(sweep_all(room.settings, room.connections, room.control, run, spread))
+
+
 def resend_listed(topic: str | None, ids: str, who: str, why: str) -> Callable[[Room, Run], int]:
     """Asks for these ids (one a line) and limits the run to them; the log says what becomes of each. Counts what may go."""
 

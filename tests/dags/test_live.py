@@ -135,6 +135,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
                 "BACKSTOP_RESEND_SCHEDULE": "none",
                 "BACKSTOP_SWEEP_SCHEDULE": "none",
                 "BACKSTOP_RETRY_SECONDS": "1",
+                "BACKSTOP_SPARK_FROM": "1",
                 "BACKSTOP_DOCS_FOLDER": str(root / "docs"),
             }
         )
