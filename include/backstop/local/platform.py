@@ -178,7 +178,7 @@ class Platform:
             "SPARK_LOCAL_IP": LOOPBACK,
             # Jobs of seconds on a small machine: the second compiler and a parallel collector cost more than they give
             # (measured on 2 cores: 14 instead of 29 CPU seconds for a first run over a few stubs).
-            "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_SUBMIT_OPTS": " ".join(("-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", *shared_classes())),
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
                 {"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}
             ),
@@ -245,6 +245,17 @@ class Platform:
         if taken:
             self._state.save(self.root / "state.json")
             self._load()
+
+
+def shared_classes() -> tuple[str, ...]:
+    """Java options that take Spark's classes from the archive that set-up has made; none when there is no archive.
+
+    One that does not fit (another Java, other jars) is left aside by Java itself, without a word.
+    """
+    archive = PROJECT / ".local" / "spark.jsa"
+    if not archive.exists():
+        return ()
+    return f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"
 
 
 def carried_folder(name: str) -> Path:
