@@ -27,13 +27,13 @@ JOBS ?= 5
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Settings: SEED=1 MESSAGES=... BROKER=activemq for the demo; RATE=... for traffic; ARGS=... for pytest"
+	@echo "  Settings: SEED=1 MESSAGES=... BROKER=activemq FULL=1 for the demo; RATE=... for traffic; ARGS=... for pytest"
 
 setup: ## environment, locked dependencies, JDBC driver (skipped when already there)
 	@python3 -I include/backstop/local/setup.py
 
 demo: setup $(filter activemq rocketmq,$(BROKER)) ## the main job on real traffic with real faults (BROKER=activemq, rocketmq); ends with a page of accounting
-	@$(WITH_JAVA) $(PY) -m backstop.local.demo --seed $(SEED) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(BROKER),--broker $(BROKER))
+	@$(WITH_JAVA) $(PY) -m backstop.local.demo --seed $(SEED) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(BROKER),--broker $(BROKER)) $(if $(FULL),--full)
 
 mariadb: ## the MariaDB programs that some tests start: Debian's packages, when root may install them
 	@PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \

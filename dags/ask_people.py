@@ -1,7 +1,8 @@
 """### ask_people: cases come before a person, the most severe first
 
-Once a minute: starts a run of `decide_case` for open cases that nobody is asked about, so many at a time (`people.questions`,
-10), and ends the questions whose case was decided or closed elsewhere.
+Starts a run of `decide_case` for open cases that nobody is asked about, so many at a time (`people.questions`, 10), and ends the
+questions whose case was decided or closed elsewhere. The duties that open and close cases wake it, and so does `watch` within a
+minute; every five minutes it looks by itself.
 
     look >> start (one for each question)
 
@@ -9,7 +10,7 @@ What each task does, and what to do when it is red:
 
 - **look** writes down which cases are asked about, before it asks. Red: the control database is away, or `decide_case` is
   paused while cases wait: unpause it.
-- **start** starts one run each; one that runs already is left alone. Red: Airflow's API did not answer; the next minute starts
+- **start** starts one run each; one that runs already is left alone. Red: Airflow's API did not answer; the next run starts
   it under the same name.
 
 **Is it safe to run twice?** Yes: a case has one live question, whoever asks.
@@ -29,11 +30,13 @@ from airflow.sdk import dag, task
 try:
     from backstop.plugins import backstop_decide as people
     from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_schedule import every
+    from backstop.plugins.backstop_schedule import woken_by
+    from backstop.plugins.backstop_wake import SOMEBODY_TO_ASK
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_decide as people
     from backstop_notify import tell_failure
-    from backstop_schedule import every
+    from backstop_schedule import woken_by
+    from backstop_wake import SOMEBODY_TO_ASK
 
 
 @task(retries=0)
@@ -44,7 +47,7 @@ def look(**context: Any) -> list[dict[str, Any]]:
 
 @dag(
     dag_id="ask_people",
-    schedule=every("BACKSTOP_ASK_SCHEDULE", "1m"),
+    schedule=woken_by(SOMEBODY_TO_ASK, "BACKSTOP_ASK_SCHEDULE", "5m"),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,

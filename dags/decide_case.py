@@ -4,7 +4,7 @@ Each run shows one case under *Required Actions* and waits until a person answer
 starts a run for the most severe open cases, so many at a time (`people.questions`); all others wait for the command line
 (`backstop cases list`). Nothing has a default, and nothing answers by itself.
 
-    ask >> apply >> ask_for_resend
+    ask >> apply
 
 What each task does, and what to do when it is red:
 
@@ -16,9 +16,8 @@ What each task does, and what to do when it is red:
   case changed meanwhile, no reason was given, or the person may not decide; its log and XCom say which, and if the case is still
   open it is asked about again, beginning with that reason. Waiting for another try: a database or the broker is away. Red: it
   was away for more than two hours; clear this task (not `ask`), and the same answer is applied. Until then nobody is asked about
-  the case; to have it asked again instead, mark the run as a success.
-
-- **ask_for_resend** wakes the DAG `resend`, only when something is to be sent. Red: clear it; `resend` also looks by itself.
+  the case; to have it asked again instead, mark the run as a success. It wakes `resend`, `deliver_alerts` and `ask_people` when
+  there is something for them.
 
 **Who may answer**: `people.deciders` in backstop.yaml; else whom Airflow lets answer (in its simple auth manager: the roles op
 and admin).
@@ -36,23 +35,23 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Asset, Param, dag, task
+from airflow.sdk import Param, dag, task
 
 try:
     from backstop.plugins import backstop_decide as people
-    from backstop.plugins import backstop_duty as duty
     from backstop.plugins.backstop_notify import tell_failure
+    from backstop.plugins.backstop_wake import WORK, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_decide as people
-    import backstop_duty as duty
     from backstop_notify import tell_failure
-
-
-SOMETHING_TO_SEND = Asset("backstop_something_to_send")
+    from backstop_wake import WORK, wake_duties
 
 
 # A database may be away for hours, and the answer is here: up to five minutes apart, for some two hours.
-@task(retries=30, retry_exponential_backoff=2, max_retry_delay=timedelta(minutes=5), execution_timeout=timedelta(minutes=30))
+@task(
+    retries=30, retry_exponential_backoff=2, max_retry_delay=timedelta(minutes=5), execution_timeout=timedelta(minutes=30),
+    outlets=[WORK],
+)  # fmt: skip
 def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """The answer is fetched here and is no argument: arguments are shown to every reader, and it may hold content."""
     from airflow.sdk.exceptions import AirflowSkipException
@@ -61,16 +60,8 @@ def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     if done["how"] not in ("applied", "partly"):
         context["ti"].xcom_push(key="said", value=done["said"])
         raise AirflowSkipException(done["said"])
+    wake_duties(context)
     return done
-
-
-@task(outlets=[SOMETHING_TO_SEND], retries=1, execution_timeout=timedelta(minutes=5))
-def ask_for_resend() -> None:
-    """The asset's event; with nothing to send there is none."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    if not duty.anything_to_send():
-        raise AirflowSkipException("nothing is to be sent")
 
 
 @dag(
@@ -91,7 +82,7 @@ def ask_for_resend() -> None:
 def decide_case() -> None:
     """Wiring only. No time limit: a person takes as long as it takes."""
     asked = people.AskPersonOperator(task_id="ask", form=people.ask_about_case, retries=3, retry_delay=timedelta(seconds=1))
-    asked >> apply() >> ask_for_resend()
+    asked >> apply()
 
 
 dag = decide_case()

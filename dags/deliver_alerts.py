@@ -1,7 +1,8 @@
 """### deliver_alerts: is everybody told who should be?
 
-One light task a minute, without Spark: it takes what waits in the outbox and sends it to the channels of `alerts.channels`
-and `notify` in backstop.yaml, tells undecided cases again, and what is over to those who were told that it began.
+One light task, without Spark: it takes what waits in the outbox and sends it to the channels of `alerts.channels`
+and `notify` in backstop.yaml, tells undecided cases again, and what is over to those who were told that it began. The duties
+that write alerts wake it, and so does `watch` within a minute; every five minutes it looks by itself.
 
     deliver_alerts
 
@@ -28,11 +29,13 @@ from airflow.sdk import dag, task
 try:
     from backstop.plugins import backstop_alerts as alerts
     from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_schedule import every
+    from backstop.plugins.backstop_schedule import woken_by
+    from backstop.plugins.backstop_wake import SOMETHING_TO_TELL
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_alerts as alerts
     from backstop_notify import tell_failure
-    from backstop_schedule import every
+    from backstop_schedule import woken_by
+    from backstop_wake import SOMETHING_TO_TELL
 
 
 @task(task_id="deliver_alerts", retries=0)
@@ -43,7 +46,7 @@ def deliver() -> dict[str, Any]:
 
 @dag(
     dag_id="deliver_alerts",
-    schedule=every("BACKSTOP_ALERTS_SCHEDULE", "1m"),
+    schedule=woken_by(SOMETHING_TO_TELL, "BACKSTOP_ALERTS_SCHEDULE", "5m"),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,

@@ -3,7 +3,7 @@
 Reads every stub that is due, looks for what its groups logged, gives each delivery one verdict, and asks for a resend of
 what is lost. Nothing is published here: the DAG `resend` does that.
 
-    open_run >> judge (Spark) >> audits >> promote >> audit_requests >> close_run
+    open_run >> judge (Spark) >> audit_judged >> promote >> audit_requests >> close_run
 
 What each task does, and what to do when it is red:
 
@@ -12,11 +12,10 @@ What each task does, and what to do when it is red:
   back).
 - **judge** reads, looks, decides and stages; it promotes nothing. Red: the last lines of its log say what happened, what was
   not lost and what to do; clear it to judge again.
-- **audit_stubs, audit_logs, audit_verdicts** check what was staged. Red: the button Data Docs shows the check that broke;
-  nothing was promoted, and the next run judges again.
-- **promote** applies verdicts, requests and cases, then the stubs of each shard. Red: clear it, or let the next run finish it;
-  each step may be done twice.
-- **ask_for_resend** wakes the DAG `resend`, only when something is to be sent. Red: clear it; `resend` also looks by itself.
+- **audit_judged** checks what was staged: stubs, logs, verdicts. Red: the buttons Data Docs show the check that broke; nothing
+  was promoted, and the next run judges again.
+- **promote** applies verdicts, requests and cases, then the stubs of each shard, and wakes `resend`, `deliver_alerts` and
+  `ask_people` when there is something for them. Red: clear it, or let the next run finish it; each step may be done twice.
 - **audit_requests** checks what was promoted. Red: read the report, and pause the topic if in doubt; each resend is judged
   again before it goes out.
 - **close_run** closes the run, whatever happened. Red: the run could not read everything, and the message names what was
@@ -36,7 +35,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Asset, Param, dag, task
+from airflow.sdk import Param, dag, task
 
 try:
     from backstop.plugins import backstop_duty as duty
@@ -44,14 +43,17 @@ try:
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
     from backstop.plugins.backstop_spark import SparkDutyOperator
+    from backstop.plugins.backstop_wake import WORK, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     from backstop_links import DataDocsLink, RunLink
     from backstop_notify import tell_failure
     from backstop_schedule import every
     from backstop_spark import SparkDutyOperator
+    from backstop_wake import WORK, wake_duties
 
-SOMETHING_TO_SEND = Asset("backstop_something_to_send")
+JUDGED = ("stubs_at_the_door", "logs_at_the_door", "verdicts")
+"""What is checked between judging and promoting."""
 
 
 @task(retries=0)
@@ -77,28 +79,27 @@ def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
 
 
 @task
-def audit(suite: str, opened: dict[str, Any]) -> str:
+def audit_judged(suites: list[str], opened: dict[str, Any]) -> list[str]:
     """Stops everything after it when a check does not hold."""
-    return duty.audit(suite, opened)
+    return duty.audit_phase(suites, opened)
 
 
 @task
-def promote(opened: dict[str, Any]) -> dict[str, int]:
+def audit_requests(suite: str, opened: dict[str, Any]) -> str:
+    """What the promotion wrote."""
+    return duty.audit(suite, opened)
+
+
+@task(outlets=[WORK])
+def promote(opened: dict[str, Any], **context: Any) -> dict[str, int]:
     """Control database first, then each shard; a dry run stops here."""
     from airflow.sdk.exceptions import AirflowSkipException
 
     if opened["dry_run"]:
         raise AirflowSkipException("a dry run promotes nothing")
-    return duty.promote(opened)
-
-
-@task(outlets=[SOMETHING_TO_SEND])
-def ask_for_resend() -> None:
-    """The asset's event; with nothing to send there is none."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    if not duty.anything_to_send():
-        raise AirflowSkipException("nothing is to be sent")
+    counts = duty.promote(opened)
+    wake_duties(context)
+    return counts
 
 
 @task(retries=2)
@@ -139,17 +140,15 @@ def reconcile() -> None:
     """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
     judged = SparkDutyOperator(task_id="judge", duty="reconcile", opened=opened, execution_timeout=timedelta(hours=1))
-    stubs = audit.override(task_id="audit_stubs")(suite="stubs_at_the_door", opened=opened)
-    logs = audit.override(task_id="audit_logs")(suite="logs_at_the_door", opened=opened)
-    verdicts = audit.override(task_id="audit_verdicts")(suite="verdicts", opened=opened)
+    staged = audit_judged(suites=list(JUDGED), opened=opened)
     promoted = promote(opened=opened)
-    requests = audit.override(task_id="audit_requests")(suite="requests", opened=opened)
+    requests = audit_requests(suite="requests", opened=opened)
     closed = close_run(opened=opened)
 
-    (opened >> judged >> [stubs, logs] >> verdicts >> promoted >> [requests, ask_for_resend()] >> closed)
+    opened >> judged >> staged >> promoted >> requests >> closed
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
-    for audited in (stubs, logs, verdicts, requests):
-        audited.operator.operator_extra_links = (RunLink(), DataDocsLink())
+    staged.operator.operator_extra_links = (RunLink(), *map(DataDocsLink, JUDGED))
+    requests.operator.operator_extra_links = (RunLink(), DataDocsLink())
     for other in (promoted, closed):
         other.operator.operator_extra_links = (RunLink(),)
 

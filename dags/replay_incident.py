@@ -3,7 +3,7 @@
 By hand only. Plans which deliveries of a topic (and window) are sent again, shows the plan, waits for a yes where one is needed,
 and asks for what was shown. The DAG `resend` sends it, in the steps of its ramp and by its rate.
 
-    plan >> approve >> replay >> ask_for_resend
+    plan >> approve >> replay
 
 What each task does, and what to do when it is red:
 
@@ -17,7 +17,6 @@ What each task does, and what to do when it is red:
 - **replay** asks for the planned deliveries: with `canary` the first few, with `full` all. Skipped: a dry run, or the answer was
   no. Red: clear it; what was asked for already is asked for once. What moved on since the plan is left out. Red because the plan
   is another one than was answered about (`plan` was cleared by itself): clear `approve` and what follows it.
-- **ask_for_resend** wakes the DAG `resend`. Red: clear it; `resend` also looks by itself.
 
 **Is it safe to run twice?** Yes. A plan asks for each send number once, and each is judged again before it is published.
 
@@ -33,20 +32,19 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Asset, Param, TriggerRule, dag, task
+from airflow.sdk import Param, TriggerRule, dag, task
 
 try:
-    from backstop.plugins import backstop_duty as duty
     from backstop.plugins import backstop_incident as incident
     from backstop.plugins.backstop_decide import AskPersonOperator
     from backstop.plugins.backstop_notify import tell_failure
+    from backstop.plugins.backstop_wake import WORK, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_duty as duty
     import backstop_incident as incident
     from backstop_decide import AskPersonOperator
     from backstop_notify import tell_failure
+    from backstop_wake import WORK, wake_duties
 
-SOMETHING_TO_SEND = Asset("backstop_something_to_send")
 ONE_OF = ["LOST", "UNSENT", "STALLED", "DEAD_LETTERED"]
 
 
@@ -57,20 +55,13 @@ def plan(params: dict[str, Any], **context: Any) -> dict[str, Any]:
 
 
 # No approval may have been needed.
-@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS)
+@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, outlets=[WORK])
 def replay(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """In the name of who said yes, else of who planned."""
     shown, answer = context["ti"].xcom_pull(task_ids="plan"), context["ti"].xcom_pull(task_ids="approve")
-    return incident.replay(shown, params["mode"], answer, shown["by"], context["dag_run"].triggering_user_name)
-
-
-@task(outlets=[SOMETHING_TO_SEND])
-def ask_for_resend() -> None:
-    """The asset's event; with nothing to send there is none."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    if not duty.anything_to_send():
-        raise AirflowSkipException("nothing is to be sent")
+    done = incident.replay(shown, params["mode"], answer, shown["by"], context["dag_run"].triggering_user_name)
+    wake_duties(context)
+    return done
 
 
 @dag(
@@ -110,7 +101,7 @@ def replay_incident() -> None:
         task_id="approve", form=incident.ask_for_approval, retries=3, retry_delay=timedelta(seconds=1)
     )
     replayed = replay.override(execution_timeout=timedelta(hours=1))()
-    planned >> approved >> replayed >> ask_for_resend.override(execution_timeout=timedelta(minutes=5))()
+    planned >> approved >> replayed
     planned >> replayed
 
 

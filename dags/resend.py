@@ -3,13 +3,14 @@
 Takes the requests that are due, judges each message again, publishes what is still needed and settles the outcome. Started
 by `reconcile` when there is something to send, and every few minutes as a net.
 
-    open_run >> claim_publish_settle (Spark) >> audit_attempts >> close_run
+    open_run >> claim_publish_settle (Spark when it is much) >> audit_attempts >> close_run
 
 What each task does, and what to do when it is red:
 
 - **open_run** opens the run and counts the requests due; with none all else is skipped. Red: another run is alive (wait for
   it), or the control database is away (bring it back).
-- **claim_publish_settle** recovers what a crash left, then claims, publishes and settles in batches. Red: its log says what
+- **claim_publish_settle** recovers what a crash left, then claims, publishes and settles in batches: in the task's own process,
+  and with Spark from 2000 requests on (`BACKSTOP_SPARK_FROM`). Red: its log says what
   happened, what was not lost and what to do; the next run recovers and goes on.
 - **audit_attempts** checks what it left behind, after a failed job too. Red: the button Data Docs shows the check that broke;
   pause the topic and look before the next run.
@@ -34,7 +35,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Asset, AssetOrTimeSchedule, Param, TriggerRule, dag, task
+from airflow.sdk import AssetOrTimeSchedule, Param, TriggerRule, dag, task
 
 try:
     from backstop.plugins import backstop_duty as duty
@@ -42,14 +43,15 @@ try:
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
     from backstop.plugins.backstop_spark import SparkDutyOperator
+    from backstop.plugins.backstop_wake import SOMETHING_TO_SEND
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     from backstop_links import DataDocsLink, RunLink
     from backstop_notify import tell_failure
     from backstop_schedule import every
     from backstop_spark import SparkDutyOperator
+    from backstop_wake import SOMETHING_TO_SEND
 
-SOMETHING_TO_SEND = Asset("backstop_something_to_send")
 NET = every("BACKSTOP_RESEND_SCHEDULE", "5m")
 
 
@@ -109,7 +111,9 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
 def resend() -> None:
     """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
-    sent = SparkDutyOperator(task_id="claim_publish_settle", duty="resend", opened=opened, execution_timeout=timedelta(hours=1))
+    sent = SparkDutyOperator(
+        task_id="claim_publish_settle", duty="resend", opened=opened, here=duty.resend_here, execution_timeout=timedelta(hours=1)
+    )
     # As a template, because what follows a set-up directly must not have a trigger rule of its own.
     audited = audit_attempts(suite="attempts", opened="{{ ti.xcom_pull(task_ids='open_run') | tojson }}")
     closed = close_run(opened=opened)

@@ -2,9 +2,9 @@
 
 Takes back the leases that ended while nobody completed, renewed or released them, corrects Redis where it disagrees with the
 database, and frees the stuck records of other programs. Counts first, every 30 s (`sweep_interval`), in milliseconds:
-Spark and the checks start only when something ended (or a sample is due, once an hour).
+The sweep and the checks start only when something ended (or a sample is due, once an hour).
 
-    open_run >> [audit_before, sweep (Spark)] >> audit_after >> close_run
+    open_run >> [audit_before, sweep (Spark when it is much)] >> audit_after >> close_run
 
 What each task does, and what to do when it is red:
 
@@ -13,7 +13,8 @@ What each task does, and what to do when it is red:
   or Redis is away (bring it back; the places that answered wait for the next look).
 - **audit_before** checks what open_run met and wrote down. Red: earlier sweeps did not do their work, or a log says CONSUMED
   without a time; leases are taken back all the same.
-- **sweep** decides KEEP, REPAIR or RECLAIM for each lease, and settles by compare-and-set. Red: its log says what happened, what
+- **sweep** decides KEEP, REPAIR or RECLAIM for each lease, and settles by compare-and-set: in the task's own process, and with
+  Spark from 2000 leases on (`BACKSTOP_SPARK_FROM`). Red: its log says what happened, what
   was not lost and what to do; the next run goes on.
 - **audit_after** checks what it left behind. Red: the button Data Docs shows the check that broke.
 - **close_run** closes the run, whatever happened. Red: the run failed, or something was away: the message names it.
@@ -45,12 +46,14 @@ try:
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
     from backstop.plugins.backstop_spark import SparkDutyOperator
+    from backstop.plugins.backstop_wake import WORK, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     from backstop_links import DataDocsLink, RunLink
     from backstop_notify import tell_failure
     from backstop_schedule import every
     from backstop_spark import SparkDutyOperator
+    from backstop_wake import WORK, wake_duties
 
 
 @task(retries=0)
@@ -76,10 +79,11 @@ def audit_after(suite: str, opened: str) -> str:
     return duty.audit(suite, json.loads(opened))
 
 
-@task(retries=2)
+@task(retries=2, outlets=[WORK])
 def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     """Tear-down: done, incomplete or failed."""
     failed = duty.failed_tasks(context)
+    wake_duties(context)
     return duty.close(opened, failed, away=duty.away(context, failed))
 
 
@@ -109,7 +113,9 @@ def sweep() -> None:
     opened = open_run()
     before = audit_before(suite="leases_before", opened=opened)
     # Beside the check, not after it: leases are taken back also when what was met is not as it should be.
-    swept = SparkDutyOperator(task_id="sweep", duty="sweep", opened=opened, execution_timeout=timedelta(hours=1))
+    swept = SparkDutyOperator(
+        task_id="sweep", duty="sweep", opened=opened, here=duty.sweep_here, execution_timeout=timedelta(hours=1)
+    )
     # As a template, because what follows a set-up directly must not have a trigger rule of its own.
     after = audit_after(suite="leases_after", opened="{{ ti.xcom_pull(task_ids='open_run') | tojson }}")
     closed = close_run(opened=opened)

@@ -5,7 +5,7 @@ replay of what is safe, and opens a case for the rest. Looks first, once a minut
 waits would only be decided the same once more, all else is skipped. Nothing is published here: the DAG `resend` does that.
 
     open_run >> drain >> [audit_drained, classify (Spark) >> audit_causes >> promote] >> decide_and_apply
-             >> [audit_decisions, ask_for_resend] >> close_run
+             >> audit_decisions >> close_run
 
 What each task does, and what to do when it is red:
 
@@ -21,10 +21,10 @@ What each task does, and what to do when it is red:
 - **audit_causes** checks what was staged. Red: nothing was promoted, no letter was decided by it, and the next run stages again.
 - **promote** moves letters and their causes' counts. Red: clear it; each batch may be done twice.
 - **decide_and_apply** decides every letter that is due: discard with proof, replay, ask a person, or wait. Red: clear it; a
-  letter is only changed as it was seen. In a dry run its log lists the decisions, and nothing is applied.
+  letter is only changed as it was seen. In a dry run its log lists the decisions, and nothing is applied. It wakes `resend`,
+  `deliver_alerts` and `ask_people` when there is something for them.
 - **audit_decisions** checks that every letter is decided or waits, that what was discarded has its proof, and what a person must
   decide has its case. Red: Data Docs shows the check that broke; pause the topic if in doubt.
-- **ask_for_resend** wakes the DAG `resend`, only when something is to be sent. Red: clear it; `resend` also looks by itself.
 - **close_run** closes the run, whatever happened. Red alone: something was away, and the message names it; all else was done.
 
 **Is it safe to run twice?** Yes: stored once, counted once, decided as seen, and a replay is one request for one send number.
@@ -44,7 +44,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Asset, Param, TriggerRule, dag, task
+from airflow.sdk import Param, TriggerRule, dag, task
 
 try:
     from backstop.plugins import backstop_duty as duty
@@ -52,14 +52,14 @@ try:
     from backstop.plugins.backstop_links import DataDocsLink, RunLink
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
+    from backstop.plugins.backstop_wake import WORK, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     import backstop_triage as triage_steps
     from backstop_links import DataDocsLink, RunLink
     from backstop_notify import tell_failure
     from backstop_schedule import every
-
-SOMETHING_TO_SEND = Asset("backstop_something_to_send")
+    from backstop_wake import WORK, wake_duties
 
 
 @task(retries=0)
@@ -96,19 +96,12 @@ def promote(opened: dict[str, Any]) -> dict[str, int]:
 
 
 # Classifying may have been skipped, but nothing before it may have failed: by a wrong category a poison would be replayed.
-@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, execution_timeout=timedelta(hours=1))
+@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, execution_timeout=timedelta(hours=1), outlets=[WORK])
 def decide_and_apply(opened: str, **context: Any) -> dict[str, int]:
     """Discards, requests, cases."""
-    return triage_steps.decide(json.loads(opened), context["ti"])
-
-
-@task(outlets=[SOMETHING_TO_SEND])
-def ask_for_resend() -> None:
-    """The asset's event; with nothing to send there is none."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    if not duty.anything_to_send():
-        raise AirflowSkipException("nothing is to be sent")
+    counts = triage_steps.decide(json.loads(opened), context["ti"])
+    wake_duties(context)
+    return counts
 
 
 @task(retries=2)
@@ -156,7 +149,7 @@ def triage() -> None:
     opened >> drained >> [stored, classified]
     classified >> causes >> promoted
     # Also after what is never skipped: then deciding goes on when there was nothing to classify.
-    [drained, promoted] >> decided >> [decisions, ask_for_resend()] >> closed
+    [drained, promoted] >> decided >> decisions >> closed
     stored >> closed
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
     for audited in (stored, causes, decisions):

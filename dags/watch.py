@@ -1,7 +1,8 @@
 """### watch: is a loss coming, and do the other duties still succeed?
 
 One light task a minute, without Spark: it looks at offsets, counts what was recorded and logged since the last look, writes
-alerts, and sends the heartbeat as long as every duty of `watch.allowed_age` succeeded in time.
+alerts, and sends the heartbeat as long as every duty of `watch.allowed_age` succeeded in time. It wakes `resend`,
+`deliver_alerts` and `ask_people` when there is something for them.
 
     watch
 
@@ -29,16 +30,20 @@ try:
     from backstop.plugins import backstop_duty as duty
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
+    from backstop.plugins.backstop_wake import WORK, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     from backstop_notify import tell_failure
     from backstop_schedule import every
+    from backstop_wake import WORK, wake_duties
 
 
-@task(task_id="watch", retries=0)
-def look() -> dict[str, Any]:
-    """The duty, whole."""
-    return duty.watch()
+@task(task_id="watch", retries=0, outlets=[WORK])
+def look(**context: Any) -> dict[str, Any]:
+    """The duty, whole; and the duties that have something to do are woken."""
+    watched = duty.watch()
+    wake_duties(context)
+    return watched
 
 
 @dag(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -250,6 +250,26 @@ def open_sweep(groups: list[str], dry_run: bool) -> Opened | None:
         return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "no_send": False, "due": counted.leases}
 
 
+@told
+def resend_here(opened: Opened) -> dict[str, int]:
+    """What spark_jobs/resend.py does, by one worker in this process. Raises Unavailable, after all else was done, as it does."""
+    from backstop.resend.work import run_once
+
+    with going_on(opened) as (room, run):
+        return dict(run_once(room.settings, room.connections, run, tell=lambda planned: log.info("backstop %s", planned)))
+
+
+@told
+def sweep_here(opened: Opened) -> dict[str, int]:
+    """What spark_jobs/sweep.py does, part after part in this process. Raises Unavailable, after all else was done, as it does."""
+    from backstop.sweep.run_once import in_this_process, sweep_all
+
+    with going_on(opened) as (room, run):
+        tell = (lambda told: log.info("backstop would %s", told)) if run.dry_run else None
+        spread = in_this_process(room.settings, room.connections, run, tell)
+        return dict(sweep_all(room.settings, room.connections, room.control, run, spread))
+
+
 def resend_listed(topic: str | None, ids: str, who: str, why: str) -> Callable[[Room, Run], int]:
     """Asks for these ids (one a line) and limits the run to them; the log says what becomes of each. Counts what may go."""
 
@@ -282,13 +302,27 @@ _REQUESTS_DUE = """
 """
 
 
-def anything_to_send() -> bool:
+def anything_to_send(room: Room) -> bool:
     """Whether the control database holds a request that the resend duty could take now, asked for in whatever
     run."""
-    with control_room() as room, room.control, room.control.cursor() as cursor:
+    with room.control, room.control.cursor() as cursor:
         repair = [name for name, topic in room.settings.topics.items() if topic.mode == "repair"]
         cursor.execute(_REQUESTS_DUE, {"topics": repair})
         return int(cursor.fetchone()[0]) > 0
+
+
+def anything_to_tell(room: Room) -> bool:
+    """Whether an alert waits for a channel that may be tried now; without channels nobody is to be told."""
+    from backstop.alerts.look import any_waiting
+
+    return bool(room.settings.channels()) and any_waiting(room.control)
+
+
+def anybody_to_ask(room: Room) -> bool:
+    """Whether a case is to be shown to a person, or a question taken away."""
+    from backstop.cases.questions import any_to_ask
+
+    return any_to_ask(room.control, room.settings.people.questions)
 
 
 def away(context: Mapping[str, Any], failed: list[str]) -> bool:
@@ -318,12 +352,32 @@ def promote(opened: Opened) -> dict[str, int]:
 def audit(suite: str, opened: Opened) -> str:
     """Runs one suite of data checks over the run; returns its report. Raises AuditFailed when a check does
     not hold."""
+    return audit_phase([suite], opened)[0]
+
+
+@told
+def audit_phase(suites: Sequence[str], opened: Opened) -> list[str]:
+    """Runs the suites of one phase in one process, each to its end; returns their reports.
+
+    Raises the AuditFailed of the first suite that does not hold, after all of them have run.
+    """
+    from backstop.errors import AuditFailed
     from backstop.quality import run_suite
 
+    reports: list[str] = []
+    failed: list[AuditFailed] = []
     with going_on(opened) as (room, run):
         repair = [name for name, topic in room.settings.topics.items() if topic.mode == "repair"]
         url = room.connections.url(room.settings.control)
-        return run_suite(suite, url, run.run_id, None, docs_folder(), repair_topics=repair).report
+        for suite in suites:
+            try:
+                reports.append(run_suite(suite, url, run.run_id, None, docs_folder(), repair_topics=repair).report)
+            except AuditFailed as error:
+                log.error("backstop: %s", error.what)
+                failed.append(error)
+    if failed:
+        raise failed[0]
+    return reports
 
 
 @told

@@ -31,17 +31,25 @@ class RunLink(BaseOperatorLink):
 
 
 class DataDocsLink(BaseOperatorLink):
-    """The Data Docs site of the suite that the task ran."""
+    """The Data Docs site of the suite that the task ran; of a task with several, the site of `suite`."""
+
+    def __init__(self, suite: str | None = None) -> None:
+        self.suite = suite
 
     @property
     def name(self) -> str:
         """The button's text."""
-        return "Data Docs"
+        return "Data Docs" if self.suite is None else f"Data Docs: {self.suite}"
+
+    @property
+    def xcom_key(self) -> str:
+        """Where Airflow keeps the address: one place for each button."""
+        return f"_link_{type(self).__name__}" + ("" if self.suite is None else f"_{self.suite}")
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """The site's index, or no link while the task knows no run."""
         run_id = run_id_of(operator)
-        suite = arguments_of(operator).get("suite")
+        suite = self.suite or arguments_of(operator).get("suite")
         if run_id is None or not suite:
             return ""
         return f"{base_url()}{PREFIX}/docs/{run_id}/{quote(str(suite))}/index.html"

@@ -26,3 +26,11 @@ def every(variable: str, default: str) -> Any:
     if duration is None:
         return CronTriggerTimetable(text, timezone="UTC")
     return DeltaTriggerTimetable(timedelta(seconds=float(duration[1]) * _UNITS[duration[2]]))
+
+
+def woken_by(asset: Any, variable: str, default: str) -> Any:
+    """The schedule of a DAG that this asset starts, and beneath it the timetable of $variable; null for "none": by hand only."""
+    from airflow.sdk import AssetOrTimeSchedule
+
+    beneath = every(variable, default)
+    return None if beneath is None else AssetOrTimeSchedule(timetable=beneath, assets=[asset])

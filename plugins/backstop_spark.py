@@ -7,11 +7,12 @@ DAG file, and its `durable` mode turns a cleared task green without running it a
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ SECRETS = "connections.json"
 JOBS = Path(__file__).resolve().parent.parent / "spark_jobs"
 
 
+log = logging.getLogger(__name__)
+
+
+def spark_from() -> int:
+    """From how much on triage, resend and sweep start Spark ($BACKSTOP_SPARK_FROM, 2000 letters, requests or leases).
+
+    Less is done in the task's own process, sooner than a Java runtime starts.
+    """
+    return int(os.environ.get("BACKSTOP_SPARK_FROM") or 2000)
+
+
 class SparkDutyOperator(BaseOperator):
     """Runs spark_jobs/<duty>.py for an opened run, in client mode, on the master of `conn_id`.
 
@@ -43,10 +55,12 @@ class SparkDutyOperator(BaseOperator):
 
     def __init__(
         self, *, duty: str, opened: Any, conn_id: str = "spark_default",
-        conf: Mapping[str, str] | None = None, **kwargs: Any,
+        conf: Mapping[str, str] | None = None, here: Callable[[Any], Any] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
+        """`here`: does the same in the task's own process, when less is due than `spark_from`."""
         super().__init__(**kwargs)
         self.duty = duty
+        self.here = here
         self.opened = opened
         self.conn_id = conn_id
         self.conf = dict(conf or {})
@@ -55,6 +69,9 @@ class SparkDutyOperator(BaseOperator):
     def execute(self, context: Any) -> None:
         """Submit and wait; the job's own exit code decides. Raises ConfigurationError when the master is not
         as meant."""
+        if self.here is not None and int(self.opened["due"]) < spark_from():
+            self._do_here(context)
+            return
         private = Path(tempfile.mkdtemp(prefix="backstop-"))  # mode 0700
         try:
             self._hook = self._prepare(private)
@@ -69,6 +86,17 @@ class SparkDutyOperator(BaseOperator):
             raise
         finally:
             shutil.rmtree(private)
+
+    def _do_here(self, context: Any) -> None:
+        """What a job tells by its exit code is an exception here."""
+        from backstop.errors import Unavailable
+
+        assert self.here is not None
+        try:
+            log.info("backstop: %s", self.here(self.opened))
+        except Unavailable:
+            context["ti"].xcom_push(key=SOMETHING_AWAY, value=True)
+            raise
 
     def on_kill(self) -> None:
         """Ends the driver that this task started; one that lives on is fenced by its token."""

@@ -7,17 +7,16 @@ and the tear-down ends the run as incomplete.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 try:
     from backstop.plugins.backstop_duty import SOMETHING_AWAY, Opened, control_room, counts_of, going_on, told
-    from backstop.plugins.backstop_spark import SparkDutyOperator
+    from backstop.plugins.backstop_spark import SparkDutyOperator, spark_from
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     from backstop_duty import SOMETHING_AWAY, Opened, control_room, counts_of, going_on, told
-    from backstop_spark import SparkDutyOperator
+    from backstop_spark import SparkDutyOperator, spark_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
 STEPS = ("drain", "classify", "decide_and_apply")
 """Tasks that go on although something was away."""
 log = logging.getLogger(__name__)
-
-
-def spark_from() -> int:
-    """From how many letters on classify starts Spark ($BACKSTOP_SPARK_FROM, 2000); fewer are read in the task's own process."""
-    return int(os.environ.get("BACKSTOP_SPARK_FROM") or 2000)
 
 
 @told

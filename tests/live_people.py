@@ -116,7 +116,7 @@ class Live:
         return 200
 
     def end_of(self, run: str, *, dag: str = "decide_case", task: str = "ask") -> dict[str, str]:
-        """The states of its tasks (but `ask_for_resend`) and the whole run when it has ended.
+        """The states of its tasks and of the whole run when it has ended.
 
         Airflow may lose an answer that comes before the task has left its worker, and asks again: it is answered again, as a
         person would.
@@ -131,8 +131,7 @@ class Live:
             return str(self.api.dag_run(dag, run)["state"]) in FINISHED
 
         self.wait_for(over, f"the end of {run} of {dag}")
-        ended = {name: one for name, one in self.tasks(run, dag).items() if name != "ask_for_resend"}
-        return ended | {"": str(self.api.dag_run(dag, run)["state"])}
+        return self.tasks(run, dag) | {"": str(self.api.dag_run(dag, run)["state"])}
 
     def tasks(self, run: str, dag: str = "decide_case") -> dict[str, str]:
         return {str(t["task_id"]): str(t["state"]) for t in self.api.task_instances(dag, run)}

@@ -11,11 +11,15 @@ from typing import Any
 import psycopg2
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.execution_time.context import OutletEventAccessors
+from airflow.sdk.execution_time.task_runner import _serialize_outlet_events
 
 import backstop_duty as duty
+from backstop.cases.questions import choose
 from backstop.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
 from backstop.local.postgres import Postgres
 from backstop.schema.revisions import whole
+from backstop_wake import WORK, wake_duties
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTROL = whole("control")
@@ -177,6 +181,59 @@ def test_a_task_that_wakes_up_after_its_run_was_closed_does_nothing(control: Con
     assert control.rows("SELECT * FROM data_check") == []
 
 
+def woken() -> list[str]:
+    """The assets for which a task that ends now would report an event to Airflow, by name."""
+    events = OutletEventAccessors()
+    names = wake_duties({"outlet_events": events})
+    reported = list(_serialize_outlet_events(events))
+    assert {event["source_alias_name"] for event in reported} <= {WORK.name}
+    assert [event["dest_asset_key"]["name"] for event in reported] == names
+    return names
+
+
+def test_alerts_and_cases_wake_who_tells_and_who_asks_only_while_there_is_something_to_do(
+    control: Control, tmp_path: Path
+) -> None:
+    config = tmp_path / "backstop.yaml"
+    told = "{channels: {team: {url: env:BACKSTOP_TEAM}}}"
+    config.write_text(config.read_text().replace("alerts: {none_wanted: true}", f"alerts: {told}\npeople: {{questions: 1}}"))
+    assert woken() == []
+    control.rows(
+        "INSERT INTO case_file (kind, topic, consumer_group, subject, severity, summary, evidence)"
+        " SELECT 'unknown', 'orders', 'billing', s, 'warning', '', '{}' FROM unnest(ARRAY['one', 'two']) AS s"
+    )
+    assert woken() == ["backstop_somebody_to_ask"]
+    assert len(choose(control.connection, 1)) == 1
+    assert woken() == [], "there is room for one question, and it is asked"
+    control.rows("UPDATE case_file SET state = 'closed', closed_at = now() WHERE case_id IN (SELECT case_id FROM case_question)")
+    assert woken() == ["backstop_somebody_to_ask"], "its question is to be taken away"
+    control.rows("UPDATE case_question SET ended_at = now(), how = 'over'")
+    choose(control.connection, 1)
+    assert woken() == []
+    control.rows("INSERT INTO alert (dedup_key, severity, title, body) VALUES ('duty/test', 'warning', 'a title', 'a body')")
+    assert woken() == ["backstop_something_to_tell"]
+    later = "SELECT alert_id, 'team', now() + interval '1 h' FROM alert"
+    control.rows(f"INSERT INTO alert_delivery (alert_id, channel, next_try_at) {later}")
+    assert woken() == [], "its channel is tried again later"
+    control.rows("UPDATE alert_delivery SET next_try_at = now()")
+    assert woken() == ["backstop_something_to_tell"]
+    config.write_text(config.read_text().replace(told, "{none_wanted: true}"))
+    assert woken() == [], "nobody is to be told"
+
+
+def test_every_suite_of_a_phase_runs_and_the_first_that_does_not_hold_is_raised(control: Control, tmp_path: Path) -> None:
+    run = opened()
+    control.stage(run["run_id"])
+    phase = ("stubs_at_the_door", "verdicts", "logs_at_the_door")
+    reports = duty.audit_phase(phase, run)
+    assert [(tmp_path / "docs" / report).is_file() for report in reports] == [True] * 3
+    control.rows("UPDATE staged_count SET deliveries = 4")
+    with pytest.raises(AuditFailed, match="deliveries_conserved"):
+        duty.audit_phase(phase, run)
+    kept = dict(control.rows("SELECT suite, passed FROM data_check"))
+    assert kept == {"stubs_at_the_door": True, "verdicts": False, "logs_at_the_door": True}
+
+
 def test_resend_counts_what_may_go_now(control: Control) -> None:
     """`orders` is in mode observe here, `payments` and `refunds` in repair."""
     due = lambda: duty.open_duty("resend", None, False, duty.resend_due)  # noqa: E731
@@ -185,10 +242,10 @@ def test_resend_counts_what_may_go_now(control: Control) -> None:
     control.request("payments", "claimed", due="1h")
     control.request("payments", "sent")
     assert due() is None
-    assert not duty.anything_to_send()
+    assert woken() == []
     control.request("payments")
     control.request("refunds", "claimed", due="-1s")
-    assert duty.anything_to_send()
+    assert woken() == ["backstop_something_to_send"]
     control.rows("INSERT INTO pause (topic, paused_by, why) VALUES ('payments', 'me', 'test')")
     run = due()
     assert run is not None

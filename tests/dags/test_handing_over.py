@@ -21,7 +21,7 @@ import backstop_duty
 import backstop_notify
 import backstop_spark
 from backstop.config.connections import Connections
-from backstop.errors import ConfigurationError
+from backstop.errors import ConfigurationError, StoreUnavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = (
@@ -118,6 +118,30 @@ def test_the_file_is_gone_after_a_failed_job_too_and_a_store_away_is_told_apart(
         submit(airflow, monkeypatch, code=code, xcoms=xcoms)
     assert xcoms == told
     assert not Path(json.loads(airflow.read_text())["file"]).parent.exists()
+
+
+@pytest.mark.parametrize(("due", "from_", "where"), [(3, "4", "here"), (4, "4", "spark")])
+def test_little_is_done_in_the_tasks_own_process_and_much_by_spark(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch, due: int, from_: str, where: str
+) -> None:
+    monkeypatch.setenv("BACKSTOP_SPARK_FROM", from_)
+    opened = {**OPENED, "due": due}
+    done: list[Any] = []
+    hook = SimpleNamespace(submit=lambda *_, **__: done.append("spark"))
+    monkeypatch.setattr(backstop_spark.SparkDutyOperator, "_prepare", lambda *_: hook)
+    operator = backstop_spark.SparkDutyOperator(task_id="s", duty="resend", opened=opened, here=lambda _: done.append("here"))
+    operator.execute({"ti": Xcoms()})
+    assert done == [where]
+
+
+def test_a_store_away_is_told_apart_without_spark_too(airflow: Path) -> None:
+    def away(_: object) -> None:
+        raise StoreUnavailable("shop_a is away.", kept="All else was done.", next_step="Bring it back.")
+
+    xcoms = Xcoms()
+    with pytest.raises(StoreUnavailable):
+        backstop_spark.SparkDutyOperator(task_id="s", duty="resend", opened=OPENED, here=away).execute({"ti": xcoms})
+    assert xcoms == {backstop_spark.SOMETHING_AWAY: True}
 
 
 def test_executors_elsewhere_get_our_code(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
                 "BACKSTOP_RESEND_SCHEDULE": "none",
                 "BACKSTOP_SWEEP_SCHEDULE": "none",
                 "BACKSTOP_RETRY_SECONDS": "1",
+                "BACKSTOP_SPARK_FROM": "1",
                 "BACKSTOP_DOCS_FOLDER": str(root / "docs"),
             }
         )
@@ -181,10 +182,12 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(live: Li
     control_run = live.rows("control", "SELECT max(run_id) FROM run WHERE duty = 'reconcile' AND stage > 0")[0][0]
     suites = live.rows("control", "SELECT suite FROM data_check WHERE run_id = %s AND passed", control_run)
     assert {suite for (suite,) in suites} == {"stubs_at_the_door", "logs_at_the_door", "verdicts", "requests"}
-    links = live.api.request("GET", f"/dags/reconcile/dagRuns/{urllib.request.quote(run_id)}/taskInstances/audit_verdicts/links")[
+    links = live.api.request("GET", f"/dags/reconcile/dagRuns/{urllib.request.quote(run_id)}/taskInstances/audit_judged/links")[
         "extra_links"
     ]
     assert links["What this run did"].endswith(f"/backstop/runs/{control_run}")
+    docs = {links[f"Data Docs: {suite}"].split("/")[-2] for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts")}
+    assert docs == {"stubs_at_the_door", "logs_at_the_door", "verdicts"}
     for link in links.values():
         assert live.get(urlsplit(link).path)[0] == 200
         assert live.get(urlsplit(link).path, stranger=True)[0] == 401
@@ -260,8 +263,8 @@ def test_a_dry_run_with_a_shard_away_judges_the_other_promotes_nothing_and_ends_
         with admin.cursor() as cursor:
             cursor.execute("ALTER DATABASE producer_b ALLOW_CONNECTIONS true")
         admin.close()
-    assert {tasks[name] for name in ("judge", "audit_stubs", "audit_logs", "audit_verdicts")} == {"success"}
-    assert {tasks[name] for name in ("promote", "audit_requests", "ask_for_resend")} == {"skipped"}
+    assert {tasks[name] for name in ("judge", "audit_judged")} == {"success"}
+    assert {tasks[name] for name in ("promote", "audit_requests")} == {"skipped"}
     assert tasks["close_run"] == tasks[""] == "failed"
     ((run_id, scope, dry_run, state, error),) = live.rows(
         "control", "SELECT run_id, scope, dry_run, state, error FROM run ORDER BY run_id DESC LIMIT 1"

@@ -40,6 +40,8 @@ print("FACTS" + json.dumps({
         "timeout": dag.dagrun_timeout and dag.dagrun_timeout.total_seconds(),
         "failure": getattr(dag.on_failure_callback, "__name__", None) or [
             one.__name__ for one in dag.on_failure_callback or []],
+        "assets": [asset.name for asset in getattr(getattr(dag.timetable, "asset_condition", None), "objects", ())],
+        "every": getattr(getattr(getattr(dag.timetable, "timetable", None), "delta", None), "total_seconds", lambda: None)(),
         "params": {name: dag.params.get_param(name).schema for name in dag.params},
         "tasks": {task.task_id: {
             "retries": task.retries, "owner": task.owner,
@@ -161,13 +163,29 @@ def test_a_manual_run_has_a_form_with_what_it_is_limited_to_and_dry_run(bag: dic
 
 def test_nothing_is_promoted_before_its_audits_and_only_requests_wake_resend(bag: dict[str, Any]) -> None:
     tasks = bag["dags"]["reconcile"]["tasks"]
-    assert tasks["judge"]["downstream"] == ["audit_logs", "audit_stubs"]
-    assert tasks["audit_stubs"]["downstream"] == tasks["audit_logs"]["downstream"] == ["audit_verdicts"]
-    assert tasks["audit_verdicts"]["downstream"] == ["promote"]
-    assert set(tasks["promote"]["downstream"]) == {"ask_for_resend", "audit_requests"}
+    assert tasks["judge"]["downstream"] == ["audit_judged"]
+    assert tasks["audit_judged"]["downstream"] == ["promote"]
+    assert tasks["promote"]["downstream"] == ["audit_requests"]
     emitting = {name for name, task in tasks.items() if task["outlets"]}
-    assert emitting == {"ask_for_resend"}
+    assert emitting == {"promote"}
     assert tasks["judge"]["retries"] == 1
+
+
+def test_duties_that_would_mostly_find_nothing_are_started_by_an_asset_with_a_slow_schedule_beneath(bag: dict[str, Any]) -> None:
+    woken = {name: (dag["assets"], dag["every"]) for name, dag in bag["dags"].items() if dag["assets"]}
+    assert woken == {
+        "resend": (["backstop_something_to_send"], 300.0),
+        "deliver_alerts": (["backstop_something_to_tell"], 300.0),
+        "ask_people": (["backstop_somebody_to_ask"], 300.0),
+    }
+    waking = {
+        (name, task_id) for name, dag in bag["dags"].items() for task_id, task in dag["tasks"].items()
+        if task["outlets"] == ["backstop_work"]
+    }  # fmt: skip
+    assert waking == {
+        ("reconcile", "promote"), ("triage", "decide_and_apply"), ("sweep", "close_run"), ("decide_case", "apply"),
+        ("replay_incident", "replay"), ("watch", "watch"),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DAGS)
@@ -175,7 +193,10 @@ def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(bag: di
     for task_id, task in bag["dags"][name]["tasks"].items():
         if task["links"]:
             assert "opened" in task["arguments"], "by this name the button finds the run"
-        if task_id.startswith("audit"):
+        if task_id == "audit_judged":  # a button for each suite of the phase
+            suites = ("stubs_at_the_door", "logs_at_the_door", "verdicts")
+            assert task["links"] == ["What this run did", *(f"Data Docs: {suite}" for suite in suites)]
+        elif task_id.startswith("audit"):
             assert task["links"] == ["What this run did", "Data Docs"]
             assert "suite" in task["arguments"]
         elif task_id in ("judge", "claim_publish_settle", "sweep", "promote", "close_run"):

@@ -16,6 +16,7 @@ import pytest
 from backstop.errors import AuditFailed, RunLost, StoreUnavailable
 from backstop.local.postgres import Postgres
 from backstop.quality import SUITES, SuiteResult, run_suite
+from backstop.quality.audit import BATCH, session_options
 from backstop.quality.suites import checks_of
 from backstop.schema.revisions import whole
 
@@ -292,6 +293,36 @@ def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(cont
     assert "promoted" in failure.value.kept
     assert f"{control.run_id}/verdicts/index.html" in failure.value.next_step
     assert failure.value.exit_code == 5
+
+
+@pytest.mark.parametrize("suite", ["stubs_at_the_door", "logs_at_the_door", "verdicts"])
+def test_the_work_of_a_check_grows_with_what_was_staged_and_not_with_its_square(control: Control, suite: str) -> None:
+    """No statistics know the rows that were staged a moment ago."""
+    staged = 4_000
+    control.one("ALTER TABLE staged_stub SET (autovacuum_enabled = off)")
+    control.one("ALTER TABLE staged_verdict SET (autovacuum_enabled = off)")
+    values = (control.run_id, STAGE, staged)
+    control.one(
+        "INSERT INTO staged_stub SELECT %s, %s, 'shop_a', 'orders', 'm-' || n, 'pending',"
+        " CASE WHEN n %% 3 = 0 THEN 'confirmed' WHEN n %% 7 = 0 THEN 'exhausted' ELSE 'pending' END, 1, 2"
+        " FROM generate_series(1, %s) AS n", *values,
+    )  # fmt: skip
+    control.one(
+        "INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict, reason, eligible,"
+        " send_count, evidence) SELECT %s, %s, 'shop_a', 'orders', 'm-' || n, g,"
+        " CASE WHEN n %% 7 = 0 THEN 'EXHAUSTED' ELSE 'LOST' END, 'r',"
+        " n %% 7 <> 0, 1, '{}' FROM generate_series(1, %s) AS n, unnest(ARRAY['billing', 'shipping']) AS g WHERE n %% 3 <> 0",
+        *values,
+    )
+    connection = psycopg2.connect(control.url, options=session_options(control.run_id, STAGE, ["orders"]))
+    with connection, connection.cursor() as cursor:
+        for check in checks_of(suite):
+            query = check.sql.replace("{batch}", f"({BATCH})")
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {query}")
+            ((explained,),) = cursor.fetchall()
+            pages = explained[0]["Plan"]["Shared Hit Blocks"] + explained[0]["Plan"]["Shared Read Blocks"]
+            assert pages < 10 * staged, check.name
+    connection.close()
 
 
 def test_a_check_that_cannot_run_does_not_hold(control: Control) -> None:

@@ -100,6 +100,15 @@ WHERE a.delivered_at IS NULL AND a.ended IS NULL AND NOT a.closing
         WHERE array_position(%(severities)s::text[], a.severity) >= array_position(%(severities)s::text[], c.at_least)
             AND NOT starts_with(a.thread, 'channel/' || c.channel || '@'));
 
+-- name: any_waiting: whether a deliverer would find something now: an alert without a channel yet, or one that may be tried
+SELECT EXISTS (
+        SELECT 1 FROM alert_delivery
+        WHERE delivered_at IS NULL AND given_up_at IS NULL AND next_try_at <= clock_timestamp())
+    OR EXISTS (
+        SELECT 1 FROM alert a
+        WHERE a.delivered_at IS NULL AND a.ended IS NULL
+            AND NOT EXISTS (SELECT 1 FROM alert_delivery d WHERE d.alert_id = a.alert_id));
+
 -- name: any_due: channels that have something to send now, those that work first
 SELECT d.channel FROM alert_delivery d LEFT JOIN alert_channel c USING (channel)
 WHERE d.delivered_at IS NULL AND d.given_up_at IS NULL AND d.next_try_at <= clock_timestamp()

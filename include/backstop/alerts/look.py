@@ -27,6 +27,13 @@ class Alert:
     channels: Mapping[str, str]
 
 
+def any_waiting(conn: Any) -> bool:
+    """Whether a deliverer would find something to do now."""
+    with conn, conn.cursor() as cursor:
+        cursor.execute(_SQL["any_waiting"])
+        return bool(cursor.fetchone()[0])
+
+
 def list_alerts(conn: Any, *, undelivered: bool = False, limit: int = 100) -> list[Alert]:
     """The newest first; only those that nobody was told of and somebody should be, if `undelivered`."""
     with conn, conn.cursor() as cursor:

@@ -74,8 +74,21 @@ def choose(conn: Any, limit: int) -> list[Question]:
     """New questions, so that at most `limit` are live, twice as many with critical ones; committed before any run is started."""
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["one_chooser"])
-        cur.execute(_SQL["choose"], {"limit": limit, "after_lost": AFTER_LOST})
+        cur.execute(
+            f"INSERT INTO case_question (case_id, number, dag_run_id) {_SQL['places']}"
+            " ON CONFLICT DO NOTHING RETURNING case_id, number, dag_run_id",
+            {"limit": limit, "after_lost": AFTER_LOST},
+        )
         return [Question(*row) for row in cur.fetchall()]
+
+
+def any_to_ask(conn: Any, limit: int) -> bool:
+    """Whether there is a new question to choose, or a live one that is not needed any more; changes nothing."""
+    with conn, conn.cursor() as cur:
+        cur.execute(f"SELECT EXISTS ({_SQL['places']})", {"limit": limit, "after_lost": AFTER_LOST})
+        if cur.fetchone()[0]:
+            return True
+    return any(not one.needed for one in live(conn))
 
 
 def live(conn: Any) -> list[Live]:

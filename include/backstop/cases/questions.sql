@@ -3,11 +3,10 @@
 -- name: one_chooser: two choosers wait for each other, so that the bound holds
 SELECT pg_advisory_xact_lock(hashtextextended('backstop.case_question', 0));
 
--- name: choose: questions for the most severe open cases, the oldest first, until so many are live
+-- name: places: questions for the most severe open cases, the oldest first, until so many are live
 -- Critical ones have as many places again: they do not wait until somebody has time for what is mild.
 -- Dead letters that are all on their way leave their case nothing to decide, until it closes or one comes back.
 -- A case whose last question was lost is not asked about again at once: what ended that run may still be there.
-INSERT INTO case_question (case_id, number, dag_run_id)
 SELECT w.case_id, n.number, 'case-' || w.case_id || '-' || n.number
 FROM (
     SELECT c.case_id, c.severity,
@@ -24,9 +23,7 @@ FROM (
 CROSS JOIN (SELECT count(*) AS number FROM case_question WHERE ended_at IS NULL) AS live
 CROSS JOIN LATERAL (SELECT coalesce(max(q.number), 0) + 1 AS number FROM case_question q WHERE q.case_id = w.case_id) AS n
 WHERE w.place <= CASE w.severity WHEN 'critical' THEN 2 ELSE 1 END * %(limit)s - live.number
-ORDER BY w.place
-ON CONFLICT DO NOTHING
-RETURNING case_id, number, dag_run_id;
+ORDER BY w.place;
 
 -- name: live: questions without an end, and whether their case still needs an answer
 SELECT q.case_id, q.number, q.dag_run_id, c.state = coalesce(q.shown ->> 'state', 'open')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import shutil
 import signal
@@ -23,15 +24,22 @@ from backstop.local.airflow import ADMIN
 from backstop.local.answer_questions import PERSON, AnsweringPerson
 from backstop.local.broker_kinds import BROKERS, EMBEDDED, KINDS
 from backstop.local.faults import change
+from backstop.local.narrate import narrate
 from backstop.local.platform import PROJECT, Platform
 from backstop.local.receive_alerts import AlertReceivers
-from backstop.local.scenario import LEAST_MESSAGES, play
+from backstop.local.scenario import LEAST_MESSAGES, SECONDS_A_MESSAGE, play
 from backstop.local.settle_down import DUTIES, QUESTIONS, let_it_finish
 from backstop.local.stage import Stage
 
 FOLDER = PROJECT / "build" / "demo"
+log = logging.getLogger("backstop.local.demo")
 DEFAULT_MESSAGES = 4000
 QUIET_SECONDS = 900.0
+AIRFLOW = "Airflow (beside the traffic)"
+PARALLELISM = 8
+"""Tasks at once: most of them wait for a database or for Spark."""
+RECHECK = "4s"
+"""A delivery that waits is judged again no sooner: with less each run judges everything that is under way."""
 LAST_RUNS_SECONDS = 300.0
 SCHEDULES = {
     # As often as two cores can: a run that finds nothing due costs them the start of a process.
@@ -41,12 +49,11 @@ SCHEDULES = {
     "BACKSTOP_RESEND_SCHEDULE": "20s",
     "BACKSTOP_SWEEP_SCHEDULE": "30s",
     "BACKSTOP_TRIAGE_SCHEDULE": "30s",
-    "BACKSTOP_ASK_SCHEDULE": "20s",
-    "BACKSTOP_ALERTS_SCHEDULE": "30s",
+    # Woken by whoever opens a case or writes an alert.
+    "BACKSTOP_ASK_SCHEDULE": "60s",
+    "BACKSTOP_ALERTS_SCHEDULE": "60s",
     "BACKSTOP_RETRY_SECONDS": "1",
     "BACKSTOP_LOOK_AGAIN_SECONDS": "60",
-    # Nobody changes a DAG here.
-    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",
     # A Spark driver lives for seconds here: the second compiler would cost more than it ever gives back.
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
@@ -58,13 +65,14 @@ class StartingAirflow:
     def __init__(self, stage: Stage, environment: Mapping[str, str]) -> None:
         self._stage, self._environment = stage, environment
         self._error: BaseException | None = None
+        stage.beside = self.check
         self._thread = threading.Thread(target=self._start)
         self._thread.start()
 
     def _start(self) -> None:
         platform = self._stage.platform
         try:
-            with self._stage.timed("Airflow (beside the traffic)"):
+            with self._stage.timed(AIRFLOW, "its database, its three processes and the first reading of the DAGs"):
                 platform.airflow.env.update({**platform.environment(), **SCHEDULES, **self._environment})
                 platform.airflow.users = {ADMIN: "admin", PERSON: "op"}
                 platform.airflow.start()
@@ -75,6 +83,10 @@ class StartingAirflow:
 
     def wait(self) -> None:
         self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raises why Airflow did not start."""
         if self._error is not None:
             raise self._error
 
@@ -82,6 +94,7 @@ class StartingAirflow:
 def run_demo(folder: Path, seed: int, messages: int, broker: str = EMBEDDED) -> dict[str, Any]:
     """The whole demo in `folder`, which is emptied first; returns the report. `broker`: a kind of backstop.yaml."""
     started = monotonic()
+    log.info("set-up: waiting for PostgreSQL, the broker, Valkey and their schemas")
     with new_platform(folder, broker) as platform:
         stage = Stage(platform, folder, seed)
         try:
@@ -98,7 +111,6 @@ def run_demo(folder: Path, seed: int, messages: int, broker: str = EMBEDDED) -> 
 
 def tell(stage: Stage, messages: int) -> dict[str, Any]:
     """Traffic and faults, quiet, and the count of everything."""
-    say("Producers, consumers and Airflow start; faults are injected.")
     receivers = AlertReceivers(stage.received)
     receivers.start()
     airflow = StartingAirflow(stage, receivers.environment())
@@ -110,13 +122,13 @@ def tell(stage: Stage, messages: int) -> dict[str, Any]:
             play(stage, messages)
         finally:
             airflow.wait()
-        say("All faults are injected; waiting until Backstop, and a person who is asked, have nothing left to do.")
-        with stage.timed("until quiet"):
-            let_it_finish(stage, person, stage.platform.airflow.api, QUIET_SECONDS, LAST_RUNS_SECONDS)
+        with stage.timed("until quiet", "Backstop, and a person who is asked, to repair and decide all of it"):
+            quiet = QUIET_SECONDS + messages * SECONDS_A_MESSAGE
+            let_it_finish(stage, person, stage.platform.airflow.api, quiet, LAST_RUNS_SECONDS)
     finally:
         person.stop()
         receivers.stop()
-    with stage.timed("check"):
+    with stage.timed("check", "the checker to count every message, effect and case"):
         report = run_checker(stage.write_places(), stage.ledger.folder)
     report["broker"] = {"name": stage.platform.broker.name, "differs": list(stage.broker_faults.page)}
     report["runs"] = {
@@ -133,7 +145,7 @@ def new_platform(folder: Path, broker: str = EMBEDDED) -> Iterator[Platform]:
     if root.exists():
         Platform(root).clear()  # refuses when another demo runs here
     shutil.rmtree(folder, ignore_errors=True)
-    platform = Platform(root, write_config(folder / "backstop.yaml", broker), broker)
+    platform = Platform(root, write_config(folder / "backstop.yaml", broker), broker, parallelism=PARALLELISM)
     try:
         platform.start(airflow=False)
         yield platform
@@ -146,6 +158,7 @@ def write_config(file: Path, broker: str = EMBEDDED) -> Path:
     dead letters."""
     written = yaml.safe_load((PROJECT / "backstop.yaml").read_text(encoding="utf-8"))
     KINDS[broker].take_place(written)
+    written["policy"]["recheck"] = RECHECK
     written["alerts"] = {
         "channels": {
             "mail": {"url": "env:BACKSTOP_ALERTS_MAIL", "at_least": "warning"},
@@ -165,19 +178,17 @@ def write_config(file: Path, broker: str = EMBEDDED) -> Path:
     return file
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m backstop.local.demo", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED") or 1))
     parser.add_argument("--messages", type=int, default=int(os.environ.get("MESSAGES") or DEFAULT_MESSAGES))
     parser.add_argument("--broker", choices=sorted(BROKERS), default=os.environ.get("BROKER") or "embedded")
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--full", action="store_true", help="tell each step and each wait, not the phases alone")
     asked = parser.parse_args(arguments)
     if asked.messages < LEAST_MESSAGES:
         parser.error(f"at least {LEAST_MESSAGES} messages: the faults alone need most of them")
+    narrate(full=asked.full)
     # Whoever ends the demo ends its servers and workers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -73,15 +74,19 @@ class Platform:
     `root` holds all its data. `config` is the backstop.yaml that every process of it reads. Only one
     process may
     run a platform over a root: a second `start` raises ConfigurationError. `broker` is a kind of backstop.yaml; None: the one
-    that the root has, or the embedded one.
+    that the root has, or the embedded one. `airflow_settings` go into the environment of Airflow's processes.
     """
 
-    def __init__(self, root: Path, config: Path | None = None, broker: str | None = None) -> None:
+    def __init__(
+        self, root: Path, config: Path | None = None, broker: str | None = None, *,
+        airflow_settings: Mapping[str, str] | None = None, parallelism: int = 4,
+    ) -> None:  # fmt: skip
         self.root = root.resolve()
         self.config = (config or PROJECT / "backstop.yaml").resolve()
         self.root.mkdir(parents=True, exist_ok=True)
         self._turn: IO[str] | None = None
         self._asked = broker
+        self._airflow_settings, self._parallelism = dict(airflow_settings or {}), parallelism
         self._load()
 
     def _load(self) -> None:
@@ -97,8 +102,9 @@ class Platform:
             carried_folder("dags"),
             carried_folder("plugins"),
             self.dsn(AIRFLOW_DATABASE),
-            {},
+            self._airflow_settings,
             ports["airflow"],
+            parallelism=self._parallelism,
         )
 
     def __enter__(self) -> Self:
@@ -172,7 +178,7 @@ class Platform:
             "SPARK_LOCAL_IP": LOOPBACK,
             # Jobs of seconds on a small machine: the second compiler and a parallel collector cost more than they give
             # (measured on 2 cores: 14 instead of 29 CPU seconds for a first run over a few stubs).
-            "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_SUBMIT_OPTS": " ".join(("-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", *shared_classes())),
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
                 {"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}
             ),
@@ -239,6 +245,17 @@ class Platform:
         if taken:
             self._state.save(self.root / "state.json")
             self._load()
+
+
+def shared_classes() -> tuple[str, ...]:
+    """Java options that take Spark's classes from the archive that set-up has made; none when there is no archive.
+
+    One that does not fit (another Java, other jars) is left aside by Java itself, without a word.
+    """
+    archive = PROJECT / ".local" / "spark.jsa"
+    if not archive.exists():
+        return ()
+    return f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"
 
 
 def carried_folder(name: str) -> Path:

@@ -6,45 +6,52 @@ the blast radius' floor, except in the step that is about the blast radius.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from backstop.local import die, hold_up, lose
 from backstop.local.stage import Stage
 
 LEAST_MESSAGES = 300
 REFUNDS = 10
 DRAIN_SECONDS = lose.DRAIN_SECONDS
+SECONDS_A_MESSAGE = 0.03
+"""What the bound of a wait grows by: both groups process hundreds of messages a second on two cores."""
+log = logging.getLogger(__name__)
 
 
 def play(stage: Stage, messages: int) -> None:
     """Makes `messages` messages in all, and every fault."""
     ordinary = max(0, messages - counted(stage))
-    with stage.timed("traffic"):
+    with stage.timed("traffic", f"both groups to process {ordinary // 2 + REFUNDS} messages"):
         stage.bulk(ordinary // 2)
         stage.bulk(REFUNDS, "refunds")
-        stage.drained(DRAIN_SECONDS)
-    with stage.timed("faults"):
-        lose.refuse(stage)
-        lose.crash_before_send(stage)
-        lose.crash_in_send(stage)
-        lose.lose_in_broker(stage)
-        lose.move_offset(stage)
-        if stage.broker_faults.removes_files:
-            lose.remove_files(stage)
-        lose.break_rows(stage)
-        lose.lose_many_logs(stage)
-        hold_up.kill_consumers(stage)
-        hold_up.wake_up_late(stage)
-        hold_up.empty_the_leases(stage)
-    with stage.timed("dead letters"):
-        die.suppress(stage)
-        die.die_of_the_handler(stage)
-    with stage.timed("traffic"):
+        stage.drained(DRAIN_SECONDS + messages * SECONDS_A_MESSAGE)
+    with stage.timed("faults", "each loss, crash and freeze to happen, and for workers to take over what was interrupted"):
+        play_each(
+            stage, lose.refuse, lose.crash_before_send, lose.crash_in_send, lose.lose_in_broker, lose.move_offset,
+            *((lose.remove_files,) if stage.broker_faults.removes_files else ()),
+            lose.break_rows, lose.lose_many_logs, hold_up.kill_consumers, hold_up.wake_up_late, hold_up.empty_the_leases,
+        )  # fmt: skip
+    with stage.timed("dead letters", "the broker to give up on messages that cannot be processed"):
+        play_each(stage, die.suppress, die.die_of_the_handler)
+    with stage.timed("traffic", f"both groups to process {ordinary // 4} messages"):
         stage.bulk(ordinary // 4)
-        stage.drained(DRAIN_SECONDS)
-    with stage.timed("slow group, store away"):
-        hold_up.slow_group_and_store_away(stage)
-    with stage.timed("traffic"):
+        stage.drained(DRAIN_SECONDS + messages * SECONDS_A_MESSAGE)
+    with stage.timed(
+        "slow group, store away", "reconcile runs while one group stands still and the other's database is away"
+    ):
+        play_each(stage, hold_up.slow_group_and_store_away)
+    with stage.timed("traffic", "both groups to process the rest"):
         stage.bulk(ordinary - ordinary // 2 - ordinary // 4)
-        stage.drained(DRAIN_SECONDS)
+        stage.drained(DRAIN_SECONDS + messages * SECONDS_A_MESSAGE)
+
+
+def play_each(stage: Stage, *faults: Callable[[Stage], None]) -> None:
+    """Each fault by itself, one after the other."""
+    for fault in faults:
+        log.debug("%s: %s", fault.__name__.replace("_", " "), (fault.__doc__ or "").partition("\n")[0])
+        fault(stage)
 
 
 def counted(stage: Stage) -> int:

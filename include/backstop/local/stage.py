@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
@@ -26,6 +27,7 @@ from backstop.local.workers import ConsumerGroup, ProducerProcess, demo_broken
 from backstop.named_sql import load as load_sql
 
 _SQL = load_sql("backstop.local", "business.sql")
+log = logging.getLogger(__name__)
 
 
 def lease_redis(group: GroupSettings) -> str:
@@ -49,6 +51,8 @@ class Stage:
         self.folder = folder
         self.ledger = Ledger(folder / "ledger")
         self.seconds: dict[str, float] = {}
+        self.beside: Callable[[], None] = lambda: None
+        """Raises when what goes on beside the story has failed: it would be waited for in vain."""
         self.conditions = Conditions(folder / "conditions")
         self.received = folder / "received"
         """Where the messages of alerts are kept that came (receive_alerts.py)."""
@@ -137,7 +141,9 @@ class Stage:
         self.broker_faults.close()
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def timed(self, phase: str, waits_for: str) -> Iterator[None]:
+        """Counts the phase's seconds; one line says that it begins, and what it waits for."""
+        log.info("%s: waiting for %s", phase, waits_for)
         started = monotonic()
         yield
         self.seconds[phase] = round(self.seconds.get(phase, 0.0) + monotonic() - started, 1)
@@ -202,7 +208,8 @@ class Stage:
         return set(keys) - {(topic, mid) for topic, mid in change(self.stores[group], _SQL["effects_of"], values)}
 
     def watch(self) -> None:
-        """Raises DemoBroken when a process that nobody killed has ended."""
+        """Raises DemoBroken when a process that nobody killed has ended, and what `beside` raises."""
+        self.beside()
         for group in self.groups.values():
             if group.broken:
                 raise demo_broken(group.broken, "Read its log in build/demo/processes.")
@@ -222,6 +229,7 @@ class Stage:
 
     def judged_since(self, instant: datetime) -> int:
         """How many reconcile runs that began after the instant have judged, to the end."""
+        self.watch()
         [(runs,)] = change(
             self.control,
             "SELECT count(*) FROM run WHERE duty = 'reconcile' AND stage > 0 AND state IN ('done', 'incomplete') AND as_of > %s",
@@ -231,6 +239,7 @@ class Stage:
 
     def expired(self, keys: Sequence[Key]) -> int:
         """For how many deliveries of these messages a run found that the broker's retention removed them."""
+        self.watch()
         [(found,)] = change(
             self.control,
             "SELECT count(DISTINCT (message_id, consumer_group)) FROM verdict WHERE verdict = 'LOST'"
@@ -241,6 +250,7 @@ class Stage:
 
     def unread(self, group: str, keys: Sequence[Key]) -> int:
         """For how many of these deliveries a run could not tell, because the logs were not read."""
+        self.watch()
         [(unknown,)] = change(
             self.control,
             "SELECT count(DISTINCT (topic, message_id)) FROM verdict WHERE consumer_group = %s"

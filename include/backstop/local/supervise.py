@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from backstop.local.airflow import Airflow
+from backstop.local.airflow import CALM, Airflow
 from backstop.local.broker_server import BrokerServer
 from backstop.local.child import POLL_SECONDS, LocalServerError, wait_until_gone
 from backstop.local.platform import Platform
@@ -19,7 +19,7 @@ from backstop.local.postgres import Postgres
 from backstop.local.private_file import write_private
 from backstop.local.valkey import Valkey
 
-UP_SECONDS = 300.0
+UP_SECONDS = 900.0
 DOWN_SECONDS = 120.0
 
 
@@ -93,7 +93,7 @@ def supervise(root: Path, config: Path | None) -> int:
     asked_to_stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_stop.set())
-    platform = Platform(root, config)
+    platform = Platform(root, config, airflow_settings=CALM)
     with platform:
         facts = {
             "Airflow": platform.airflow.url,

@@ -75,8 +75,8 @@ ORDER BY 1, 2;
 -- name: eligible: each eligible delivery and the standing of the message's other groups, message by message
 SELECT s.shard, s.topic, s.message_id, s.send_count, s.reason, s.verdict, s.consumer_group,
     (SELECT coalesce(jsonb_object_agg(o.consumer_group, o.verdict), '{}') FROM staged_verdict o
-     WHERE o.run_id = s.run_id AND o.stage = s.stage AND o.topic = s.topic AND o.message_id = s.message_id
-         AND o.consumer_group <> s.consumer_group) AS others,
+     WHERE o.run_id = s.run_id AND o.stage = s.stage AND o.shard = s.shard AND o.topic = s.topic
+         AND o.message_id = s.message_id AND o.consumer_group <> s.consumer_group) AS others,
     -- No copy can be in the broker: no number was handed out, or the broker refused each.
     coalesce(s.send_count <= (s.evidence ->> 'refusals')::integer, false) AS never_sent
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage

@@ -1,4 +1,7 @@
 -- What the judge staged, before a verdict is promoted or a request is made.
+-- No statistics know rows that were staged a moment ago. So a join of staged rows names every column of the key, each from the
+-- other staged table: whatever the plan, it is one look by key a row. (With USING the stage would be the run's, which an outer join
+-- cannot look up by, and each row would be compared with all: 20,000 stubs took minutes.)
 
 -- name: names_known: every verdict is one of the rule's; a WAITING one is staged only for its case
 SELECT v.topic, v.message_id, v.consumer_group, v.verdict
@@ -63,7 +66,8 @@ WHERE coalesce(staged.deliveries, 0) <> coalesce(counted.deliveries, 0)
 SELECT v.topic, v.message_id, v.consumer_group
 FROM {batch} AS run
 JOIN staged_verdict AS v USING (run_id, stage)
-LEFT JOIN staged_stub AS s USING (run_id, stage, shard, topic, message_id)
+LEFT JOIN staged_stub AS s ON s.run_id = v.run_id AND s.stage = v.stage AND s.shard = v.shard AND s.topic = v.topic
+    AND s.message_id = v.message_id
 WHERE s.message_id IS NULL OR s.send_count <> v.send_count;
 
 -- name: only_losses_are_eligible: only STALLED, UNSENT and LOST may be sent again
@@ -79,14 +83,15 @@ JOIN staged_stub AS s USING (run_id, stage)
 WHERE s.new_status = 'confirmed' AND s.old_status <> 'confirmed'
   AND (s.deliveries = 0 OR EXISTS (
         SELECT 1 FROM staged_verdict AS v
-        WHERE v.run_id = s.run_id AND v.stage = s.stage AND v.topic = s.topic AND v.message_id = s.message_id
-          AND v.verdict <> 'VOIDED'));
+        WHERE v.run_id = s.run_id AND v.stage = s.stage AND v.shard = s.shard AND v.topic = s.topic
+          AND v.message_id = s.message_id AND v.verdict <> 'VOIDED'));
 
 -- name: exhausted_is_spent: a stub becomes exhausted only when what is open is EXHAUSTED, and something is
 SELECT s.topic, s.message_id
 FROM {batch} AS run
 JOIN staged_stub AS s USING (run_id, stage)
-LEFT JOIN staged_verdict AS v USING (run_id, stage, topic, message_id)
+LEFT JOIN staged_verdict AS v ON v.run_id = s.run_id AND v.stage = s.stage AND v.shard = s.shard AND v.topic = s.topic
+    AND v.message_id = s.message_id
 WHERE s.new_status = 'exhausted' AND s.old_status = 'pending'
 GROUP BY s.shard, s.topic, s.message_id
 HAVING count(*) FILTER (WHERE v.verdict = 'EXHAUSTED') = 0

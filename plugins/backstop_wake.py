@@ -1,0 +1,48 @@
+"""Wake a duty when there is something for it to do.
+
+Each of these assets starts one DAG. A task after which there may be work for them has the alias as its outlet and adds the
+events that are due: with nothing to do there is no event, and no process is started to find that out. Beneath each asset lies a
+slow schedule, for what no task of ours has caused. Light: DAG files import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk import Asset, AssetAlias
+
+try:
+    from backstop.plugins import backstop_duty as duty
+except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
+    import backstop_duty as duty
+
+SOMETHING_TO_SEND = Asset("backstop_something_to_send")
+"""Starts `resend`."""
+SOMETHING_TO_TELL = Asset("backstop_something_to_tell")
+"""Starts `deliver_alerts`."""
+SOMEBODY_TO_ASK = Asset("backstop_somebody_to_ask")
+"""Starts `ask_people`."""
+WORK = AssetAlias("backstop_work")
+"""The outlet of a task that calls `wake_duties`."""
+
+
+@duty.told
+def wake_duties(context: Mapping[str, Any]) -> list[str]:
+    """Adds an event for each duty that has something to do now; returns the names of their assets.
+
+    Airflow registers the events when the task has succeeded.
+    """
+    with duty.control_room() as room:
+        due = [
+            asset
+            for asset, is_due in (
+                (SOMETHING_TO_SEND, duty.anything_to_send),
+                (SOMETHING_TO_TELL, duty.anything_to_tell),
+                (SOMEBODY_TO_ASK, duty.anybody_to_ask),
+            )
+            if is_due(room)
+        ]
+    for asset in due:
+        context["outlet_events"][WORK].add(asset)
+    return [asset.name for asset in due]
