@@ -10,7 +10,10 @@ export PYTHONPATH := $(CURDIR)/include
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 # Jobs of seconds on a small machine: the second compiler and a parallel collector cost more than they give.
-export SPARK_SUBMIT_OPTS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+# Set-up keeps Spark's classes as an archive; Java goes on without one that is not there or does not fit. Spark splits its
+# options at spaces, so that a path with one cannot be passed on.
+SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/.local/spark.jsa -Xlog:cds=off -Xlog:cds+dynamic=off
+export SPARK_SUBMIT_OPTS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(if $(word 2,$(CURDIR)),,$(SHARED_CLASSES))
 export SPARK_LOCAL_IP := 127.0.0.1
 # Some machines forbid it, and then each of the many Python processes compiles all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE

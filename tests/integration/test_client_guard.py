@@ -66,7 +66,7 @@ def test_the_first_begin_writes_the_log_and_grants_the_lease(world: World) -> No
     lease = world.acquire(position=Position(3, 41, "e1"), content_version=2, owner_host="worker-7")
     row = world.row()
     assert (row["state"], row["owner_token"], row["alive"]) == ("CONSUMING", lease.token, True)
-    assert (row["attempts"], row["fence"], lease.fence) == (1, 1, 1)
+    assert (row["attempts"], row["fence"]) == (1, lease.fence)
     assert (row["queue_id"], row["queue_offset"], row["queue_epoch"]) == (3, 41, "e1")
     assert (bytes(row["payload_hash"]), row["content_version"], row["owner_host"]) == (A, 2, "worker-7")
     assert (row["lease_expires_at"] - row["updated_at"]) == timedelta(seconds=60)
@@ -141,7 +141,7 @@ def test_what_expired_failed_or_was_reclaimed_is_taken_over(world: World, left: 
         2,
         True,
     )
-    assert new.fence == old.fence + 1
+    assert new.fence > old.fence
     assert new.token != old.token
     assert (row["queue_id"], row["queue_offset"]) == (0, 5), "the original position stays"
     assert row["duplicates_stopped"] == 0
@@ -291,7 +291,8 @@ def test_a_given_back_lease_is_free_at_once_and_was_no_attempt(world: World) -> 
     world.connection.commit()
     assert (world.row()["state"], world.row()["attempts"]) == ("EXPIRED", 0)
     again = world.acquire()
-    assert (again.fence, world.row()["attempts"]) == (2, 1)
+    assert again.fence > lease.fence
+    assert world.row()["attempts"] == 1
 
 
 def test_many_are_begun_in_order_with_an_answer_for_each(world: World) -> None:

@@ -121,7 +121,7 @@ def test_a_leased_handler_is_never_run_by_two_and_its_failure_is_returned(once: 
     go_on.set()
     thread.join()
     other.close()
-    assert (ended, seen) == ([Ended.PROCESSED], [1])
+    assert (ended, len(seen)) == ([Ended.PROCESSED], 1)
     assert once.around(failing)(Message(TOPIC, "m-2", b"{}")) is Ended.FAILED
 
 

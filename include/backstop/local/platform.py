@@ -250,10 +250,11 @@ class Platform:
 def shared_classes() -> tuple[str, ...]:
     """Java options that take Spark's classes from the archive that set-up has made; none when there is no archive.
 
-    One that does not fit (another Java, other jars) is left aside by Java itself, without a word.
+    One that does not fit (another Java, other jars) is left aside by Java itself, without a word. Spark splits its options at
+    spaces, so that a path with one cannot be passed on.
     """
     archive = PROJECT / ".local" / "spark.jsa"
-    if not archive.exists():
+    if not archive.exists() or " " in str(archive):
         return ()
     return f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"
 
