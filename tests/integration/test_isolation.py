@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -18,13 +18,25 @@ from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.errors import PromotionFailed, Unavailable
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
+from backstop.named_sql import load
+from backstop.reconcile.begin import begin
+from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
+from backstop.reconcile.stage import (
+    STAGED_STUB,
+    STAGED_VERDICT,
+    connect_staging,
+    fill_incoming,
+    keep_incoming,
+    open_incoming,
+)
 from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask
 from backstop.resend.work import run_duty as resend
 from backstop.runs.run import EndState, close_run, open_run
 from backstop.stores.postgresql_logs import PostgresLogs
 from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.verdicts.evaluate import Engine
 from backstop.verdicts.judge import Judge
 from system import System, build_template, system
 
@@ -84,7 +96,30 @@ def asked(world: System) -> set[tuple[str, int]]:
     return set(world.rows("control", "SELECT message_id, send_number FROM resend_request WHERE requested_by = 'reconcile'"))
 
 
-
+def reconcile(world: System, keys: Sequence[Key]) -> None:
+    """A run over these messages: the steps of a run in one process, Spark's part by key. Raises what its promotion raises."""
+    conn = world.control()
+    run = open_run(conn, "reconcile", "*", world.settings)
+    state: EndState = "failed"
+    try:
+        begin(world.settings, world.connections, conn, run)
+        assert count_due(world.settings, world.connections, run.as_of).total > 0
+        with Judge(world.settings, world.connections, conn) as judge:
+            judgement = judge.judgement(keys)
+        kept = Engine().query(load("backstop.reconcile", "staged.sql")["kept"], {"judged": judgement.judged_table})
+        with closing(connect_staging(world.urls["control"])) as staging, staging, staging.cursor() as cursor:
+            for table, columns, rows in (
+                ("staged_verdict", STAGED_VERDICT, kept), ("staged_stub", STAGED_STUB, judgement.outcome_table)
+            ):  # fmt: skip
+                open_incoming(cursor, table, columns)
+                fill_incoming(cursor, table, columns, run.run_id, 0, rows)
+                keep_incoming(cursor, table, columns)
+        promote(world.settings, world.connections, conn, run)
+        state = "done"
+    finally:
+        conn.rollback()
+        close_run(conn, run, state, Counts())
+        conn.close()
 
 
 
@@ -259,3 +294,22 @@ def test_an_older_judgement_never_overrides_a_newer_one_but_with_a_proof(world: 
     promote_lost(world, "lost")
     found = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub WHERE message_id <> 'lost'"))
     assert found == {"confirmed": "confirmed", "no_taker": "pending", "exhausted": "pending"}
+
+
+def test_an_attempt_that_nobody_settled_is_closed_without_any_resend_run(postgres: Postgres, valkey: Valkey) -> None:
+    """In mode observe, the default, nothing is ever due for a resend run: reconcile alone recovers."""
+    observed = {"orders": {"broker": "embedded", "groups": ["billing", "shipping"]}}
+    with system(postgres, valkey, topics=observed) as world:
+        assert world.settings.topics["orders"].mode == "observe"
+        key = world.sent("crashed")
+        world.rows("shop_a", "DELETE FROM send_attempt")
+        world.rows("shop_a", "UPDATE message_stub SET attempt_token = gen_random_uuid(), sent_at = NULL, queue_id = NULL,"
+                   " queue_offset = NULL, queue_epoch = NULL WHERE message_id = %s", key.message_id)  # fmt: skip
+        world.consume("billing")
+        world.consume("shipping")
+        reconcile(world, [key])
+        found = world.rows("shop_a", "SELECT s.status, s.attempt_token, a.outcome"
+                           " FROM message_stub s JOIN send_attempt a USING (topic, message_id)")  # fmt: skip
+        assert found == [("confirmed", None, "unknown")]
+        ((now,),) = world.rows("control", "SELECT now()")
+        assert count_due(world.settings, world.connections, now).total == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
 from backstop.errors import ContractBroken
@@ -177,7 +179,7 @@ class PostgresStubs:
             "topics", "message_ids", "send_numbers", "tokens", "groups", "requested_by", "attempt_seconds",
             "next_check_seconds", "max_sends", "max_refusals", "only_when_due",
         )  # fmt: skip
-        return self._changed("claim", columns(rows, names))
+        return {Key(*row) for row in self._rows_after_recovery("claim", columns(rows, names))}
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
         if not settlements:
@@ -217,14 +219,14 @@ class PostgresStubs:
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
         values = {"limit": limit, "max_send_seconds": max_send_seconds}
-        return [Key(*row) for row in self._connection.rows(_SQL["recover"], values)]
+        return [Key(*row) for row in self._connection.rows(f"{_SQL['late']} {_SQL['recover']}", values)]
 
     def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime) -> int:
         names = ("topics", "message_ids", "old_statuses", "new_statuses", "send_counts", "next_looks")
         moved = 0
         for chunk in _chunks(outcomes):
             rows = [(*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk]
-            ((number,),) = self._connection.rows(_SQL["promote"], {**columns(rows, names), "as_of": as_of})
+            ((number,),) = self._rows_after_recovery("promote", {**columns(rows, names), "as_of": as_of})
             moved += number
         return moved
 
@@ -250,7 +252,8 @@ class PostgresStubs:
             reopened, after = reopened + int(number), (last[0], last[1])
 
     def void(self, key: Key) -> bool:
-        return bool(self._connection.rows(_SQL["void"], {"topic": key.topic, "message_id": key.message_id}))
+        values = {**columns([key], ("topics", "message_ids")), "topic": key.topic, "message_id": key.message_id}
+        return bool(self._rows_after_recovery("void", values))
 
     def replace_content(self, key: Key, version: int, content: bytes) -> bool:
         values = {"topic": key.topic, "message_id": key.message_id, "version": version, "content": content}
@@ -275,6 +278,18 @@ class PostgresStubs:
     def _by_key(self, query: str, keys: Iterable[Key]) -> Iterator[tuple[Any, ...]]:
         for chunk in _chunks(storable_keys(keys)):
             yield from self._connection.rows(_SQL[query], columns(chunk, ("topics", "message_ids")))
+
+    def _rows_after_recovery(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """The statement's rows. An attempt of these messages whose deadline is over is first recorded as unknown, in the same
+        transaction: it must not wait for a run that recovers everything. It may have begun as late as its deadline."""
+
+        def work(cursor: Cursor) -> list[tuple[Any, ...]]:
+            keys = {name: values[name] for name in ("topics", "message_ids")}
+            cursor.execute(f"{_SQL['late_of_keys']} {_SQL['recover']}", {**keys, "max_send_seconds": 0.0})
+            cursor.execute(_SQL[statement], values)
+            return cursor.fetchall()
+
+        return self._connection.run(work)
 
     def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
         return {Key(topic, message_id) for topic, message_id in self._connection.rows(_SQL[statement], values)}

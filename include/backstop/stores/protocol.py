@@ -220,7 +220,11 @@ class StubStore(Protocol):
         ...
 
     def claim(self, claims: Sequence[Claim]) -> set[Key]:
-        """One statement, one commit; returns the keys whose number was handed out to this caller."""
+        """One commit; returns the keys whose number was handed out to this caller.
+
+        An attempt whose deadline is over does not stand in the way of a claim, a promotion or a withdrawal: it is recorded as
+        unknown first, in the same transaction.
+        """
         ...
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
