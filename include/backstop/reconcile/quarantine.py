@@ -15,16 +15,14 @@ from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.records import StubStatus
 from backstop.runs.run import Run, hold
-from backstop.stores.protocol import EARLIEST, LATEST
+from backstop.stores.postgresql_connection import UNREADABLE
+from backstop.stores.protocol import EARLIEST, LAST_NUMBER, LATEST
 from backstop.verdicts.frames import micros
 
 _SQL = load("backstop.reconcile", "queries.sql")
 _BATCH = 5_000
 OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 """What a run over due stubs may meet."""
-
-_LAST_NUMBER = 2**31 - 1
-"""No integer follows it."""
 
 Broken = tuple[str, str, str, str | None, str | None, str | None]
 """store, row_key, reason, topic, message_id, consumer_group"""
@@ -54,12 +52,13 @@ def quarantine_stubs(
     topics = list(settings.topics)
     earliest, latest = f.lit(micros(EARLIEST)), f.lit(micros(LATEST))
     reason = (
-        f.when(f.trim(f.coalesce("message_id", f.lit(""))) == "", "no_message_id")
+        f.when(f.col("status") == UNREADABLE, "not_utf8")
+        .when(f.trim(f.coalesce("message_id", f.lit(""))) == "", "no_message_id")
         .when(f.trim(f.coalesce("topic", f.lit(""))) == "", "no_topic")
         .when(~f.col("topic").isin(topics), "topic_without_policy")
         .when(f.coalesce(~f.col("status").isin(*map(str, statuses)), f.lit(True)), "unknown_status")
         .when(f.coalesce(f.col("send_count") < f.col("refusals"), f.lit(True)), "more_refusals_than_sends")
-        .when(f.col("send_count") >= _LAST_NUMBER, "no_number_left")
+        .when(f.col("send_count") >= LAST_NUMBER, "no_number_left")
         .when(f.coalesce(f.col("created_at") <= earliest, f.lit(True)) | f.col("next_check_at").isNull(), "no_time")
         .when(f.greatest("created_at", "next_check_at", "attempted_at", "deliver_at") >= latest, "no_time")
         .when(f.coalesce(f.col("attempted_at") <= earliest, f.lit(False)), "no_time")

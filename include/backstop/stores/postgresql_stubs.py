@@ -15,7 +15,7 @@ from backstop.errors import ContractBroken
 from backstop.named_sql import load
 from backstop.records import VERSION_HEADER, Attempt, Key, Message, Outcome, Stub
 from backstop.stores.postgresql_check import check
-from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
+from backstop.stores.postgresql_connection import PostgresConnection, columns
 from backstop.stores.postgresql_privileges import PRODUCER
 from backstop.stores.postgresql_scan import scan
 from backstop.stores.protocol import (
@@ -67,30 +67,31 @@ class PostgresStubs:
 
     def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
         values = {**scope_values(as_of, scope), "shard": self._shard}
-        return scan(self._connection, f"{_SQL['stub_columns']} {_SQL['of_due']}", _SQL["bounds"], values, partitions)
+        select = f"{_SQL['stub_columns']} {_SQL['of_due']}"
+        return scan(self._connection, select, STUB_COLUMNS, _SQL["bounds"], values, partitions)
 
     def scan_attempts(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
         select = f"{_SQL['attempt_columns']} {_SQL['attempts_of_due']}"
-        return scan(self._connection, select, _SQL["bounds"], scope_values(as_of, scope), partitions)
+        return scan(self._connection, select, ATTEMPT_COLUMNS, _SQL["bounds"], scope_values(as_of, scope), partitions)
 
     def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
         values = {"topic": topic, "created_from": start, "created_to": end, "shard": self._shard}
         select = f"{_SQL['stub_columns']} {_SQL['of_window']}"
-        return scan(self._connection, select, _SQL["window_bounds"], values, partitions)
+        return scan(self._connection, select, STUB_COLUMNS, _SQL["window_bounds"], values, partitions)
 
     def scan_window_attempts(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
         values = {"topic": topic, "created_from": start, "created_to": end}
         select = f"{_SQL['attempt_columns']} {_SQL['attempts_of_window']}"
-        return scan(self._connection, select, _SQL["window_bounds"], values, partitions)
+        return scan(self._connection, select, ATTEMPT_COLUMNS, _SQL["window_bounds"], values, partitions)
 
     def stub_table(self, keys: Sequence[Key]) -> Any:
         select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL['of_keys']}) AS found"
-        values = {**columns(storable_keys(keys), ("topics", "message_ids")), "shard": self._shard}
+        values = {**self._keys(keys), "shard": self._shard}
         return self._connection.copy(select, values, STUB_COLUMNS)
 
     def attempt_table(self, keys: Sequence[Key]) -> Any:
         select = f"SELECT {', '.join(ATTEMPT_COLUMNS)} FROM ({_SQL['attempt_columns']} {_SQL['attempts_of_keys']}) AS found"
-        return self._connection.copy(select, columns(storable_keys(keys), ("topics", "message_ids")), ATTEMPT_COLUMNS)
+        return self._connection.copy(select, self._keys(keys), ATTEMPT_COLUMNS)
 
     def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
         return {
@@ -275,9 +276,13 @@ class PostgresStubs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _keys(self, keys: Iterable[Key]) -> dict[str, str]:
+        return columns(self._connection.storable_keys(keys), ("topics", "message_ids"))
+
     def _by_key(self, query: str, keys: Iterable[Key]) -> Iterator[tuple[Any, ...]]:
-        for chunk in _chunks(storable_keys(keys)):
-            yield from self._connection.rows(_SQL[query], columns(chunk, ("topics", "message_ids")))
+        # A row that cannot be read is no row; the scan shows it.
+        for chunk in _chunks(self._connection.storable_keys(keys)):
+            yield from self._connection.rows_of_keys(_SQL[query], chunk, {})[0]
 
     def _rows_after_recovery(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """The statement's rows. An attempt of these messages whose deadline is over is first recorded as unknown, in the same

@@ -21,6 +21,9 @@ LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
 """Stores report every instant within these two, `infinity` and the year 9999 included: adding a policy's duration to the later
 one still gives an instant that a datetime can hold."""
 
+LAST_NUMBER: Final = 2**31 - 1
+"""The largest send number that a column can hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scan:
