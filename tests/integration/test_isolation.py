@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from typing import Any
 
+import psycopg2
 import pytest
 import redis
 
@@ -122,31 +123,152 @@ def reconcile(world: System, keys: Sequence[Key]) -> None:
         conn.close()
 
 
+def keys_of(world: System) -> list[Key]:
+    return [Key(*row) for row in world.rows("shop_a", "SELECT topic, message_id FROM message_stub WHERE next_check_at <= now()")]
 
 
+def columns_of(world: System, database: str, table: str) -> dict[str, str]:
+    return dict(world.rows(
+        database, "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s", table
+    ))  # fmt: skip
 
 
+class OddRows:
+    """Puts every odd value that PostgreSQL accepts into every column of a table, a row each."""
+
+    def __init__(self, world: System, database: str, table: str) -> None:
+        self._connection = psycopg2.connect(world.urls[database])
+        self._connection.autocommit = True
+        self.columns, self._table = columns_of(world, database, table), table
+        self.put = 0
+
+    def insert(self, table: str, **values: Any) -> bool:
+        """Whether PostgreSQL accepts the row."""
+        with self._connection.cursor() as cursor:
+            try:
+                cursor.execute(
+                    f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))})", list(values.values())
+                )  # fmt: skip
+            except psycopg2.Error:
+                return False
+        self.put += 1
+        return True
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        for column, kind in self.columns.items():
+            for value in (*OF_TYPE[kind], None):
+                yield column, value
+
+    def close(self) -> None:
+        self._connection.close()
 
 
+def put_odd_stubs(world: System, at: Any) -> int:
+    rows = OddRows(world, "shop_a", "message_stub")
+    usual: dict[str, Any] = {
+        "topic": "orders", "content": b"{}", "send_count": 1, "next_check_at": OLD, "created_at": at, "first_seen_at": at,
+        "attempted_at": at, "attempt_deadline": at, "sent_at": at,
+    }  # fmt: skip
+    for number, (column, value) in enumerate(rows.values()):
+        rows.insert("message_stub", **{**usual, "message_id": f"odd-stub-{number}", column: value})
+        if column in ("attempted_at", "attempt_deadline", "attempt_groups"):
+            under_way = {"sent_at": None, "attempt_token": "00000000-0000-0000-0000-000000000001"}
+            rows.insert("message_stub", **{**usual, **under_way, "message_id": f"odd-under-way-{number}", column: value})
+    for status in STATUSES:
+        rows.insert("message_stub", **{**usual, "message_id": f"odd-{status}", "status": status})
+    # The next number of this one would be no integer.
+    rows.insert("message_stub", **{
+        **usual, "message_id": "odd-numbers", "send_count": 2**31 - 1, "refusals": 1, "max_sends": 2**31 - 1, "sent_at": None,
+    })  # fmt: skip
+    rows.close()
+    return rows.put
 
 
+def put_stubs(world: System, ids: Sequence[str], send_count: int, at: Any) -> None:
+    """Sound stubs, for odd rows elsewhere."""
+    world.rows(
+        "shop_a",
+        "INSERT INTO message_stub (topic, message_id, content, send_count, next_check_at, created_at, first_seen_at,"
+        " attempted_at, attempt_deadline, sent_at) SELECT 'orders', i, '', %s, %s, %s, %s, %s, %s, %s FROM unnest(%s) AS i",
+        send_count, *[at] * 6, list(ids),
+    )  # fmt: skip
 
 
+def put_odd_attempts(world: System, at: Any) -> int:
+    rows = OddRows(world, "shop_a", "send_attempt")
+    values = {f"odd-attempt-{number}": value for number, value in enumerate(rows.values())}
+    put_stubs(world, list(values), 2, at)
+    usual: dict[str, Any] = {"topic": "orders", "send_number": 1, "requested_by": "test", "started_at": at, "outcome": "sent"}
+    for message_id, (column, value) in values.items():
+        rows.insert("send_attempt", **{**usual, "message_id": message_id, column: value})
+    rows.close()
+    return rows.put
 
 
+def put_odd_logs(world: System, at: Any) -> int:
+    world.rows("billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_state_check")
+    rows = OddRows(world, "billing_db", "consumer_log")
+    usual: dict[str, Any] = {
+        "consumer_group": "billing", "topic": "orders", "first_received_at": at, "updated_at": at, "lease_expires_at": at,
+        "owner_token": "00000000-0000-0000-0000-000000000001",
+    }  # fmt: skip
+    for state in ("CONSUMING", "CONSUMED"):
+        values = {f"odd-log-{number}-{state}": value for number, value in enumerate(rows.values())}
+        put_stubs(world, list(values), 1, at)
+        done = {"state": state, "consumed_at": at if state == "CONSUMED" else None}
+        for message_id, (column, value) in values.items():
+            rows.insert("consumer_log", **{**usual, **done, "message_id": message_id, column: value})
+    rows.close()
+    return rows.put
 
 
+def test_odd_values_of_other_messages_stop_no_repair(world: System) -> None:
+    ((at,),) = world.rows("control", "SELECT now() - interval '30 minutes'")
+    put = [put_odd_stubs(world, at), put_odd_attempts(world, at), put_odd_logs(world, at)]
+    assert min(put) > 50, put
+    for message_id in ("lost", "lost-later"):
+        key = lose(world, message_id)
+        reconcile(world, keys_of(world))
+        assert (key.message_id, 2) in asked(world)
+        # Judged again at once, as if every horizon had come.
+        world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() WHERE message_id LIKE 'odd%%' AND status = 'pending'")
+    looks = world.rows("control", "SELECT max(next_look_at) < now() + interval '1 hour' FROM verdict")
+    assert looks == [(True,)], "no look lies beyond the replay horizon of 45 minutes"
 
 
+def break_group_and_shard(world: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything about group shipping and shard shop_b raises what nobody foresaw."""
+
+    def raising(owner: type, name: str, is_broken: Any) -> None:
+        whole = getattr(owner, name)
+
+        def maybe(self: Any, *arguments: Any, **options: Any) -> Any:
+            if is_broken(self, *arguments):
+                raise Odd(f"{name} of {arguments}")
+            return whole(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, name, maybe)
+
+    for name in ("progress", "retry_pending"):
+        raising(RedisStreams, name, lambda _, topic, group: group == "shipping")
+    raising(RedisStreams, "dead_letters", lambda _, group: group == "shipping")
+    for name in ("clock", "floor", "log_table", "highest_logged", "received_between"):
+        raising(PostgresLogs, name, lambda logs, *_: "shipping" in repr(logs))
+    for name in ("clock", "count_due", "scan_due", "scan_attempts", "stub_table", "attempt_table", "recover", "promote"):
+        raising(PostgresStubs, name, lambda stubs, *_: stubs.shard == "shop_b")
 
 
-
-
-
-
-
-
-
+def test_a_group_and_a_shard_that_fail_in_an_unforeseen_way_stop_no_repair(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(world, "not-read", shard="shop_b")
+    break_group_and_shard(world, monkeypatch)
+    for message_id in ("first", "second"):
+        key = lose(world, message_id)
+        reconcile(world, [key, Key("orders", "not-read")])
+        assert (message_id, 2) in asked(world)
+    assert world.rows("control", "SELECT DISTINCT groups FROM resend_request") == [(["billing"],)]
+    assert world.rows("control", "SELECT DISTINCT verdict FROM verdict WHERE consumer_group = 'shipping'") == [("UNKNOWN",)]
 
 
 @pytest.mark.parametrize(
