@@ -194,13 +194,12 @@ _PROOF = """
 
 
 def reconcile_due(room: Room, run: Run) -> int:
-    """Stubs due in the run's scope, after the messages of open cases were looked at again."""
+    """Stubs due in the run's scope, after late attempts were recovered and the messages of open cases were judged again."""
+    from backstop.reconcile.begin import begin
     from backstop.reconcile.count_due import count_due
-    from backstop.reconcile.revisit import revisit_cases
     from backstop.runs.scope import scope_of
 
-    if not run.dry_run:
-        revisit_cases(room.settings, room.connections, room.control, run)
+    begin(room.settings, room.connections, room.control, run)
     due = count_due(room.settings, room.connections, run.as_of, scope_of(run.scope))
     if due.total == 0:
         due.require_reachable()

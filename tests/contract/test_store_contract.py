@@ -485,6 +485,30 @@ def test_a_send_that_may_have_begun_late_is_not_past_before_it_can_have_been_sto
     }
 
 
+@pytest.mark.parametrize("what", ["claim", "promote", "void"])
+def test_who_meets_an_attempt_past_its_deadline_records_it_as_unknown_first(
+    world: PostgresWorld, store: StubStore, what: str
+) -> None:
+    for message_id, seconds in (("late", -1.0), ("other", -1.0), ("alive", 60.0)):
+        under_way(world, message_id, seconds)
+    late, alive = Key("orders", "late"), Key("orders", "alive")
+    if what == "claim":
+        claims = [claim_of(key)._replace(send_number=3, only_when_due=False) for key in (late, alive)]
+        assert store.claim(claims) == {late}
+    elif what == "promote":
+        outcomes = [StubOutcome(key, "pending", "confirmed", 2, None) for key in (late, alive)]
+        assert store.promote(outcomes, datetime.now(UTC)) == 1
+    else:
+        assert (store.void(late), store.void(alive)) == (True, False)
+    (attempt,) = world.attempts()
+    assert (attempt["message_id"], attempt["send_number"], attempt["outcome"]) == ("late", 2, "unknown")
+    after = world.stub("late")
+    expected = {"claim": ("pending", 3), "promote": ("confirmed", 2), "void": ("voided", 2)}
+    assert (after["status"], after["send_count"]) == expected[what]
+    assert world.stub("alive")["send_count"] == 2 and world.stub("alive")["attempt_token"] is not None
+    assert world.stub("other")["attempt_token"] is not None
+
+
 def test_recovery_takes_at_most_its_limit_the_oldest_first(world: PostgresWorld, store: StubStore) -> None:
     for seconds in (1, 3, 2):
         under_way(world, f"late-{seconds}", -seconds)

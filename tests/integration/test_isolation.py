@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Any
 
+import psycopg2
 import pytest
 import redis
 
@@ -18,13 +19,25 @@ from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.errors import PromotionFailed, Unavailable
 from backstop.local.postgres import Postgres
 from backstop.local.valkey import Valkey
+from backstop.named_sql import load
+from backstop.reconcile.begin import begin
+from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
+from backstop.reconcile.stage import (
+    STAGED_STUB,
+    STAGED_VERDICT,
+    connect_staging,
+    fill_incoming,
+    keep_incoming,
+    open_incoming,
+)
 from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask
 from backstop.resend.work import run_duty as resend
 from backstop.runs.run import EndState, close_run, open_run
 from backstop.stores.postgresql_logs import PostgresLogs
 from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.verdicts.evaluate import Engine
 from backstop.verdicts.judge import Judge
 from system import System, build_template, system
 
@@ -84,34 +97,178 @@ def asked(world: System) -> set[tuple[str, int]]:
     return set(world.rows("control", "SELECT message_id, send_number FROM resend_request WHERE requested_by = 'reconcile'"))
 
 
+def reconcile(world: System, keys: Sequence[Key]) -> None:
+    """A run over these messages: the steps of a run in one process, Spark's part by key. Raises what its promotion raises."""
+    conn = world.control()
+    run = open_run(conn, "reconcile", "*", world.settings)
+    state: EndState = "failed"
+    try:
+        begin(world.settings, world.connections, conn, run)
+        assert count_due(world.settings, world.connections, run.as_of).total > 0
+        with Judge(world.settings, world.connections, conn) as judge:
+            judgement = judge.judgement(keys)
+        kept = Engine().query(load("backstop.reconcile", "staged.sql")["kept"], {"judged": judgement.judged_table})
+        with closing(connect_staging(world.urls["control"])) as staging, staging, staging.cursor() as cursor:
+            for table, columns, rows in (
+                ("staged_verdict", STAGED_VERDICT, kept), ("staged_stub", STAGED_STUB, judgement.outcome_table)
+            ):  # fmt: skip
+                open_incoming(cursor, table, columns)
+                fill_incoming(cursor, table, columns, run.run_id, 0, rows)
+                keep_incoming(cursor, table, columns)
+        promote(world.settings, world.connections, conn, run)
+        state = "done"
+    finally:
+        conn.rollback()
+        close_run(conn, run, state, Counts())
+        conn.close()
 
 
+def keys_of(world: System) -> list[Key]:
+    return [Key(*row) for row in world.rows("shop_a", "SELECT topic, message_id FROM message_stub WHERE next_check_at <= now()")]
 
 
+def columns_of(world: System, database: str, table: str) -> dict[str, str]:
+    return dict(world.rows(
+        database, "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s", table
+    ))  # fmt: skip
 
 
+class OddRows:
+    """Puts every odd value that PostgreSQL accepts into every column of a table, a row each."""
+
+    def __init__(self, world: System, database: str, table: str) -> None:
+        self._connection = psycopg2.connect(world.urls[database])
+        self._connection.autocommit = True
+        self.columns, self._table = columns_of(world, database, table), table
+        self.put = 0
+
+    def insert(self, table: str, **values: Any) -> bool:
+        """Whether PostgreSQL accepts the row."""
+        with self._connection.cursor() as cursor:
+            try:
+                cursor.execute(
+                    f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))})", list(values.values())
+                )  # fmt: skip
+            except psycopg2.Error:
+                return False
+        self.put += 1
+        return True
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        for column, kind in self.columns.items():
+            for value in (*OF_TYPE[kind], None):
+                yield column, value
+
+    def close(self) -> None:
+        self._connection.close()
 
 
+def put_odd_stubs(world: System, at: Any) -> int:
+    rows = OddRows(world, "shop_a", "message_stub")
+    usual: dict[str, Any] = {
+        "topic": "orders", "content": b"{}", "send_count": 1, "next_check_at": OLD, "created_at": at, "first_seen_at": at,
+        "attempted_at": at, "attempt_deadline": at, "sent_at": at,
+    }  # fmt: skip
+    for number, (column, value) in enumerate(rows.values()):
+        rows.insert("message_stub", **{**usual, "message_id": f"odd-stub-{number}", column: value})
+        if column in ("attempted_at", "attempt_deadline", "attempt_groups"):
+            under_way = {"sent_at": None, "attempt_token": "00000000-0000-0000-0000-000000000001"}
+            rows.insert("message_stub", **{**usual, **under_way, "message_id": f"odd-under-way-{number}", column: value})
+    for status in STATUSES:
+        rows.insert("message_stub", **{**usual, "message_id": f"odd-{status}", "status": status})
+    # The next number of this one would be no integer.
+    rows.insert("message_stub", **{
+        **usual, "message_id": "odd-numbers", "send_count": 2**31 - 1, "refusals": 1, "max_sends": 2**31 - 1, "sent_at": None,
+    })  # fmt: skip
+    rows.close()
+    return rows.put
 
 
+def put_stubs(world: System, ids: Sequence[str], send_count: int, at: Any) -> None:
+    """Sound stubs, for odd rows elsewhere."""
+    world.rows(
+        "shop_a",
+        "INSERT INTO message_stub (topic, message_id, content, send_count, next_check_at, created_at, first_seen_at,"
+        " attempted_at, attempt_deadline, sent_at) SELECT 'orders', i, '', %s, %s, %s, %s, %s, %s, %s FROM unnest(%s) AS i",
+        send_count, *[at] * 6, list(ids),
+    )  # fmt: skip
 
 
+def put_odd_attempts(world: System, at: Any) -> int:
+    rows = OddRows(world, "shop_a", "send_attempt")
+    values = {f"odd-attempt-{number}": value for number, value in enumerate(rows.values())}
+    put_stubs(world, list(values), 2, at)
+    usual: dict[str, Any] = {"topic": "orders", "send_number": 1, "requested_by": "test", "started_at": at, "outcome": "sent"}
+    for message_id, (column, value) in values.items():
+        rows.insert("send_attempt", **{**usual, "message_id": message_id, column: value})
+    rows.close()
+    return rows.put
 
 
+def put_odd_logs(world: System, at: Any) -> int:
+    world.rows("billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_state_check")
+    rows = OddRows(world, "billing_db", "consumer_log")
+    usual: dict[str, Any] = {
+        "consumer_group": "billing", "topic": "orders", "first_received_at": at, "updated_at": at, "lease_expires_at": at,
+        "owner_token": "00000000-0000-0000-0000-000000000001",
+    }  # fmt: skip
+    for state in ("CONSUMING", "CONSUMED"):
+        values = {f"odd-log-{number}-{state}": value for number, value in enumerate(rows.values())}
+        put_stubs(world, list(values), 1, at)
+        done = {"state": state, "consumed_at": at if state == "CONSUMED" else None}
+        for message_id, (column, value) in values.items():
+            rows.insert("consumer_log", **{**usual, **done, "message_id": message_id, column: value})
+    rows.close()
+    return rows.put
 
 
+def test_odd_values_of_other_messages_stop_no_repair(world: System) -> None:
+    ((at,),) = world.rows("control", "SELECT now() - interval '30 minutes'")
+    put = [put_odd_stubs(world, at), put_odd_attempts(world, at), put_odd_logs(world, at)]
+    assert min(put) > 50, put
+    for message_id in ("lost", "lost-later"):
+        key = lose(world, message_id)
+        reconcile(world, keys_of(world))
+        assert (key.message_id, 2) in asked(world)
+        # Judged again at once, as if every horizon had come.
+        world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() WHERE message_id LIKE 'odd%%' AND status = 'pending'")
+    looks = world.rows("control", "SELECT max(next_look_at) < now() + interval '1 hour' FROM verdict")
+    assert looks == [(True,)], "no look lies beyond the replay horizon of 45 minutes"
 
 
+def break_group_and_shard(world: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything about group shipping and shard shop_b raises what nobody foresaw."""
+
+    def raising(owner: type, name: str, is_broken: Any) -> None:
+        whole = getattr(owner, name)
+
+        def maybe(self: Any, *arguments: Any, **options: Any) -> Any:
+            if is_broken(self, *arguments):
+                raise Odd(f"{name} of {arguments}")
+            return whole(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, name, maybe)
+
+    for name in ("progress", "retry_pending"):
+        raising(RedisStreams, name, lambda _, topic, group: group == "shipping")
+    raising(RedisStreams, "dead_letters", lambda _, group: group == "shipping")
+    for name in ("clock", "floor", "log_table", "highest_logged", "received_between"):
+        raising(PostgresLogs, name, lambda logs, *_: "shipping" in repr(logs))
+    for name in ("clock", "count_due", "scan_due", "scan_attempts", "stub_table", "attempt_table", "recover", "promote"):
+        raising(PostgresStubs, name, lambda stubs, *_: stubs.shard == "shop_b")
 
 
-
-
-
-
-
-
-
-
+def test_a_group_and_a_shard_that_fail_in_an_unforeseen_way_stop_no_repair(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(world, "not-read", shard="shop_b")
+    break_group_and_shard(world, monkeypatch)
+    for message_id in ("first", "second"):
+        key = lose(world, message_id)
+        reconcile(world, [key, Key("orders", "not-read")])
+        assert (message_id, 2) in asked(world)
+    assert world.rows("control", "SELECT DISTINCT groups FROM resend_request") == [(["billing"],)]
+    assert world.rows("control", "SELECT DISTINCT verdict FROM verdict WHERE consumer_group = 'shipping'") == [("UNKNOWN",)]
 
 
 @pytest.mark.parametrize(
@@ -259,3 +416,22 @@ def test_an_older_judgement_never_overrides_a_newer_one_but_with_a_proof(world: 
     promote_lost(world, "lost")
     found = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub WHERE message_id <> 'lost'"))
     assert found == {"confirmed": "confirmed", "no_taker": "pending", "exhausted": "pending"}
+
+
+def test_an_attempt_that_nobody_settled_is_closed_without_any_resend_run(postgres: Postgres, valkey: Valkey) -> None:
+    """In mode observe, the default, nothing is ever due for a resend run: reconcile alone recovers."""
+    observed = {"orders": {"broker": "embedded", "groups": ["billing", "shipping"]}}
+    with system(postgres, valkey, topics=observed) as world:
+        assert world.settings.topics["orders"].mode == "observe"
+        key = world.sent("crashed")
+        world.rows("shop_a", "DELETE FROM send_attempt")
+        world.rows("shop_a", "UPDATE message_stub SET attempt_token = gen_random_uuid(), sent_at = NULL, queue_id = NULL,"
+                   " queue_offset = NULL, queue_epoch = NULL WHERE message_id = %s", key.message_id)  # fmt: skip
+        world.consume("billing")
+        world.consume("shipping")
+        reconcile(world, [key])
+        found = world.rows("shop_a", "SELECT s.status, s.attempt_token, a.outcome"
+                           " FROM message_stub s JOIN send_attempt a USING (topic, message_id)")  # fmt: skip
+        assert found == [("confirmed", None, "unknown")]
+        ((now,),) = world.rows("control", "SELECT now()")
+        assert count_due(world.settings, world.connections, now).total == 0

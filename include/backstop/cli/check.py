@@ -179,6 +179,9 @@ def _accepts_writes(conn: Any) -> Iterator[Finding]:
     from backstop.brokers.protocol import Finding
 
     with conn, conn.cursor() as cursor:
+        cursor.execute("SELECT current_setting('server_encoding')")
+        encoding = cursor.fetchone()[0]
+        yield Finding("control: encoding", encoding == "UTF8", encoding, "Make it with ENCODING 'UTF8': ids are any Unicode.")
         for setting, good in (("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", "on")):
             cursor.execute("SELECT current_setting(%s)", (setting,))
             value = cursor.fetchone()[0]

@@ -18,6 +18,7 @@ from backstop.reconcile.stage import stage_stubs
 from backstop.records import Counts
 from backstop.runs.run import Run, begin_stage, hold
 from backstop.stores.protocol import Scope
+from backstop.verdicts.recover_attempts import recover_attempts
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -36,6 +37,12 @@ def judge(
     stage = begin_stage(control, run)
     partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
     with Sources(settings, connections) as sources:
+        if not run.dry_run:
+            # Again before the read, because time has passed since the run began; what fails here makes the run incomplete.
+            attempts, failed = recover_attempts(sources)
+            counts.add("recovered_attempts", attempts)
+            for name, error in failed.items():
+                sources.missed(f"attempts of shard {name}", error)
         due = read_due(spark, settings, sources, run.as_of, scope, partitions)
         gathered = gather(spark, settings, connections, control, run, sources, due, phases)
         away = len(sources.unreachable)

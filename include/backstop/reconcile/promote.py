@@ -30,7 +30,7 @@ from backstop.records import Counts, Key
 from backstop.resend.request import FOR_GOOD, Ask, ask, duplicates_of, ramped_topics, route_for, waits_for_evidence
 from backstop.runs.control import connect
 from backstop.runs.run import Run, hold
-from backstop.stores.protocol import StubOutcome, StubStore
+from backstop.stores.protocol import LAST_NUMBER, StubOutcome, StubStore
 from backstop.verdicts.blast_radius import Radius, too_wide
 from backstop.verdicts.sources import Sources, reason
 
@@ -229,8 +229,8 @@ def _decide_message(
             blocked.append(("mass_loss", (shard, topic, message_id, group)))
         else:
             wanted[group] = row[4]
-    # A topic that was taken out of the configuration since the run judged it is nobody's to repair.
-    if topic not in settings.topics or settings.topics[topic].mode != "repair" or not wanted:
+    # A topic that left the configuration since the run judged it is nobody's to repair; and no number follows the last one.
+    if topic not in settings.topics or settings.topics[topic].mode != "repair" or not wanted or send_count >= LAST_NUMBER:
         return [], blocked
     verdicts: dict[str, str] = {row[6]: row[5] for row in rows}
     for row in rows:

@@ -16,7 +16,8 @@ from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.records import ID_BYTES, TOPIC_BYTES, StubStatus
 from backstop.runs.run import Run, hold
-from backstop.stores.protocol import EARLIEST, LATEST
+from backstop.stores.postgresql_connection import UNREADABLE
+from backstop.stores.protocol import EARLIEST, LAST_NUMBER, LATEST
 from backstop.verdicts.frames import micros
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -28,8 +29,6 @@ TOO_LONG = "key_too_long"
 """No key of the control database holds such a row: its quarantine is all that is written about it."""
 _KEY_BYTES = 2000
 """Of a row's key as text; with store and reason within what one index entry holds (2,704 bytes)."""
-_LAST_NUMBER = 2**31 - 1
-"""No integer follows it."""
 
 Broken = tuple[str, str, str, str | None, str | None, str | None]
 """store, row_key, reason, topic, message_id, consumer_group"""
@@ -61,12 +60,13 @@ def quarantine_stubs(
     earliest, latest = f.lit(micros(EARLIEST)), f.lit(micros(LATEST))
     reason = (
         f.when(too_long, TOO_LONG)
+        .when(f.col("status") == UNREADABLE, "not_utf8")
         .when(f.trim(f.coalesce("message_id", f.lit(""))) == "", "no_message_id")
         .when(f.trim(f.coalesce("topic", f.lit(""))) == "", "no_topic")
         .when(~f.col("topic").isin(topics), "topic_without_policy")
         .when(f.coalesce(~f.col("status").isin(*map(str, statuses)), f.lit(True)), "unknown_status")
         .when(f.coalesce(f.col("send_count") < f.col("refusals"), f.lit(True)), "more_refusals_than_sends")
-        .when(f.col("send_count") >= _LAST_NUMBER, "no_number_left")
+        .when(f.col("send_count") >= LAST_NUMBER, "no_number_left")
         .when(f.coalesce(f.col("created_at") <= earliest, f.lit(True)) | f.col("next_check_at").isNull(), "no_time")
         .when(f.greatest("created_at", "next_check_at", "attempted_at", "deliver_at") >= latest, "no_time")
         .when(f.coalesce(f.col("attempted_at") <= earliest, f.lit(False)), "no_time")

@@ -47,7 +47,7 @@ WITH mine AS (
     SELECT s.topic, s.consumer_group, count(*) FILTER (WHERE q.request_id IS NULL) AS eligible
     FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
     LEFT JOIN resend_request q ON q.topic = s.topic AND q.message_id = s.message_id
-        AND q.send_number = s.send_count + 1
+        AND q.send_number = s.send_count::bigint + 1
         AND (q.state NOT IN ('not_needed', 'superseded') OR q.given_up_by IS NOT NULL)
         AND (q.groups IS NULL OR s.consumer_group = ANY (q.groups))
     WHERE s.run_id = %(run_id)s AND s.eligible
@@ -84,7 +84,7 @@ WHERE s.run_id = %(run_id)s AND s.eligible
     -- What a person gave up is asked for again by a person only.
     AND NOT EXISTS (
         SELECT 1 FROM resend_request g
-        WHERE g.topic = s.topic AND g.message_id = s.message_id AND g.send_number = s.send_count + 1
+        WHERE g.topic = s.topic AND g.message_id = s.message_id AND g.send_number = s.send_count::bigint + 1
             AND g.given_up_by IS NOT NULL)
 ORDER BY s.topic, s.message_id, s.consumer_group;
 

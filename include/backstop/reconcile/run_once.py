@@ -12,9 +12,9 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import BackstopError, StoreUnavailable
 from backstop.reconcile.anomalies import find_anomalies
+from backstop.reconcile.begin import begin
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
-from backstop.reconcile.revisit import revisit_cases
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import DEAD_AFTER, Run, close_run, keep_alive, open_run
@@ -72,10 +72,8 @@ def _steps(
     settings: Settings, connections: Connections, control: Any, run: Run, scope: Scope,
     start_spark: Callable[[], SparkSession], audit: Audit, say: Callable[[str], None],
 ) -> tuple[Counts, BackstopError | None]:  # fmt: skip
-    counts = Counts()
+    counts = begin(settings, connections, control, run)
     missed: BackstopError | None = None
-    if not run.dry_run:
-        counts += revisit_cases(settings, connections, control, run)
     due = count_due(settings, connections, run.as_of, scope)
     counts.add("due", due.total)
     if due.total:

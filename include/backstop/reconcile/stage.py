@@ -54,7 +54,9 @@ def stage_stubs(frame: DataFrame, run_id: int, stage: int, settings: Settings, c
 
 
 def connect_staging(url: str) -> Any:
-    return psycopg2.connect(url, application_name="backstop stage", connect_timeout=10, options="-c row_security=off")
+    return psycopg2.connect(
+        url, application_name="backstop stage", connect_timeout=10, client_encoding="UTF8", options="-c row_security=off"
+    )
 
 
 def open_incoming(cursor: Any, table: str, columns: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from backstop.named_sql import load
 from backstop.records import Attempt, Counts, Key, RequestState, Stub
 from backstop.resend.claim import Worker
 from backstop.runs.run import hold
+from backstop.verdicts.recover_attempts import recover_attempts
 
 _SQL = load("backstop.resend", "queries.sql")
 _BATCH = 1_000
@@ -40,13 +41,11 @@ def recover(worker: Worker) -> Counts:
     """Brings attempts and requests to an end; what does not answer stays as it is, and is named in
     `worker.missed`."""
     counts = Counts()
-    shortest = min(worker.policy(topic).max_send_duration for topic in worker.settings.topics)
-    for name in worker.settings.producers:
-        try:
-            while recovered := worker.judge.sources.shard(name).recover(_BATCH, shortest.total_seconds()):
-                counts.add("recovered_attempts", len(recovered))
-        except Unavailable as error:
-            worker.miss(f"shard {name}", error.what)
+    attempts, failed = recover_attempts(worker.judge.sources)
+    if attempts:
+        counts.add("recovered_attempts", attempts)
+    for name, error in failed.items():
+        worker.miss(f"shard {name}", error.what)
     for batch in _left_behind(worker):
         ends = [end for shard in sorted({one.shard for one in batch}) for end in _ends(worker, shard, batch)]
         if ends:

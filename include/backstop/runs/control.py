@@ -27,6 +27,7 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
         connection: Connection = psycopg2.connect(
             url,
             application_name="backstop",
+            client_encoding="UTF8",
             connect_timeout=connect_timeout,
             target_session_attrs="read-write",
             keepalives_idle=30,

@@ -19,12 +19,13 @@ _VERSION = sql.SQL("SELECT version_num FROM {}")
 
 def check(connection: PostgresConnection, needs: Needs) -> list[Finding]:
     """One finding for the schema's version, one for our privileges, one for row-level security, one for the privileges of the
-    services' role, one for each durability setting."""
+    services' role, one for the encoding, one for each durability setting."""
     return [
         _version(connection, needs.schema),
         _privileges(connection, needs.duty),
         _row_security(connection, needs.duty),
         _privileges_of_services(connection, needs),
+        _encoding(connection),
         *_durability(connection),
     ]
 
@@ -98,6 +99,19 @@ def _granted(connection: PostgresConnection, role: str | None, needs: Sequence[N
 def _text(need: Need) -> str:
     table, column, privilege = need
     return f"{privilege} on {table}{'' if column is None else '.' + column}"
+
+
+def _encoding(connection: PostgresConnection) -> Finding:
+    """Ids are any Unicode: a database that is not UTF-8 refuses some of them, or holds bytes that are none."""
+    ((encoding,),) = connection.rows(_SQL["encoding"])
+    if encoding == "UTF8":
+        return Finding(f"{connection.subject}: encoding", True, "UTF8")
+    return Finding(
+        f"{connection.subject}: encoding",
+        False,
+        f"{encoding}: an id with a character that it cannot hold has no row there, and a row that is not UTF-8 is never judged",
+        "Move these tables to a database made with ENCODING 'UTF8', or use ASCII ids alone.",
+    )
 
 
 def _durability(connection: PostgresConnection) -> list[Finding]:

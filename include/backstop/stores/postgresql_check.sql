@@ -22,3 +22,6 @@ ORDER BY n.table_name;
 -- name: durability: what the server promises to keep across a crash
 SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
     pg_is_in_recovery();
+
+-- name: encoding: what the database stores text in
+SELECT current_setting('server_encoding');

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import psycopg2
 from psycopg2 import errors
-from psycopg2.extensions import PYDATETIMETZ, new_type, parse_dsn, register_type
+from psycopg2.extensions import PYDATETIMETZ, encodings, new_type, parse_dsn, register_type
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 from psycopg2.sql import Composable
@@ -143,6 +143,30 @@ class PostgresConnection:
 
         return self.run(work)
 
+    def rows_of_keys(
+        self, statement: str, keys: Sequence[Key], values: Mapping[str, Any]
+    ) -> tuple[list[tuple[Any, ...]], list[Key]]:
+        """(the rows of these keys, the keys whose rows hold text that the server cannot convert). Raises StoreUnavailable."""
+        if not keys:
+            return [], []
+        try:
+            return self.rows(statement, {**values, **columns(keys, ("topics", "message_ids"))}), []
+        except (errors.CharacterNotInRepertoire, errors.UntranslatableCharacter):
+            if len(keys) == 1:
+                return [], list(keys)
+            middle = len(keys) // 2
+            left = self.rows_of_keys(statement, keys[:middle], values)
+            right = self.rows_of_keys(statement, keys[middle:], values)
+            return left[0] + right[0], left[1] + right[1]
+
+    def storable_keys(self, keys: Iterable[Key]) -> list[Key]:
+        """Each key once, without those that this database cannot hold: they have no row. Raises StoreUnavailable."""
+        once = storable_keys(keys)
+        if "".join(chain.from_iterable(once)).isascii():
+            return once
+        codec = self.run(lambda cursor: _CODECS.get(_server_encoding(cursor)))
+        return once if codec is None else [key for key in once if _fits(key, codec)]
+
     def copy(self, statement: str, values: object, columns: Mapping[str, str]) -> Any:
         """The rows of one SELECT as an Arrow table of `columns` (Spark's type names), by COPY: five times as fast as rows
         through the driver. Raises StoreUnavailable."""
@@ -150,7 +174,7 @@ class PostgresConnection:
 
         def work(cursor: Cursor) -> bytes:
             answer = BytesIO()
-            select = cursor.mogrify(statement, values).decode()  # type: ignore[arg-type]
+            select = cursor.mogrify(readable(cursor, statement, columns), values).decode()  # type: ignore[arg-type]
             cursor.copy_expert(f"COPY ({select}) TO STDOUT (FORMAT csv)", answer)
             return answer.getvalue()
 
@@ -181,6 +205,8 @@ class PostgresConnection:
         parameters = {"application_name": "backstop", "keepalives_idle": "30", **self.parameters()}
         # A standby may lack the very row that is asked for; what it does not have is not absent.
         parameters["target_session_attrs"] = "primary"
+        # Ids are any Unicode, whatever the database is encoded in; the server converts.
+        parameters["client_encoding"] = "UTF8"
         parameters["connect_timeout"] = str(self._connect_seconds)
         connection: Connection = psycopg2.connect(**parameters)  # type: ignore[call-overload]
         self._connection = connection
@@ -233,6 +259,54 @@ _INSTANT = new_type((_TIMESTAMPTZ,), "INSTANT", _instant)
 def bound_instants(connection: Connection) -> None:
     """Makes the connection read every instant within EARLIEST and LATEST."""
     register_type(_INSTANT, connection)
+
+
+def _server_encoding(cursor: Cursor) -> str:
+    return cursor.connection.info.parameter_status("server_encoding") or "UTF8"
+
+
+_CODECS = {name: codec for name, codec in encodings.items() if name not in ("UTF8", "SQL_ASCII", "SQLASCII")}
+"""Encoding of a server -> Python's codec; those that can hold any text are absent."""
+
+
+def _fits(key: Key, codec: str) -> bool:
+    try:
+        "".join(key).encode(codec)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+UNREADABLE = "unreadable"
+"""The status of a stub whose topic or id is no UTF-8: they are shown as hexadecimal, and nobody can ask for them."""
+_TAIL = "[89ab][0-9a-f]"
+_UTF8 = "^(" + "|".join((
+    "[0-7][0-9a-f]", f"(c[2-9a-f]|d[0-9a-f]){_TAIL}", f"e0[ab][0-9a-f]{_TAIL}", f"e[1-9abcef]({_TAIL}){{2}}",
+    f"ed[89][0-9a-f]{_TAIL}", f"f0[9ab][0-9a-f]({_TAIL}){{2}}", f"f[1-3]({_TAIL}){{3}}", f"f48[0-9a-f]({_TAIL}){{2}}",
+)) + ")*$"  # fmt: skip
+"""The hexadecimal of valid UTF-8."""
+
+
+def readable(cursor: Cursor, select: str, columns: Mapping[str, str]) -> str:
+    """The SELECT, changed so that no row of a SQL_ASCII database can end it: such a database holds any bytes, and the server
+    refuses to send those that are no UTF-8. Text that is none becomes its hexadecimal, which equals nothing that is asked for.
+
+    Of every other encoding the server converts each character that it holds, or `backstop check` says what to do.
+    """
+    if _server_encoding(cursor) != "SQL_ASCII":
+        return select
+
+    def legible(name: str) -> str:
+        return f"(encode(convert_to({name}, 'SQL_ASCII'), 'hex') ~ '{_UTF8}')"
+
+    def read(name: str, kind: str) -> str:
+        if name == "status" and {"topic", "message_id"} <= columns.keys():
+            return f"CASE WHEN {legible('topic')} AND {legible('message_id')} THEN status ELSE '{UNREADABLE}' END AS status"
+        if kind != "string":
+            return name
+        return f"CASE WHEN {legible(name)} THEN {name} ELSE '\\x' || encode(convert_to({name}, 'SQL_ASCII'), 'hex') END AS {name}"
+
+    return f"SELECT {', '.join(read(name, kind) for name, kind in columns.items())} FROM ({select}) AS raw"
 
 
 NOT_A_URL = "its connection is not a URL that PostgreSQL understands"

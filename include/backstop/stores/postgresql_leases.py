@@ -11,7 +11,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from backstop.named_sql import load
 from backstop.records import Key
-from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
+from backstop.stores.postgresql_connection import PostgresConnection, columns
 
 _SQL = load("backstop.stores", "postgresql_leases.sql")
 
@@ -104,7 +104,7 @@ class PostgresLeases:
 
     def standing(self, group: str, keys: Sequence[Key]) -> dict[Key, Standing]:
         """What the logs of one group say, by key, on the primary; a key that is absent has no log."""
-        asked = storable_keys(keys)
+        asked = self._connection.storable_keys(keys)
         values: dict[str, Any] = {"group": group, **columns(asked, ("topics", "message_ids"))}
         found = self._connection.rows(_SQL["standing"], values)
         return {Key(row[0], row[1]): Standing(*row[2:]) for row in found}

@@ -12,12 +12,14 @@ from backstop.brokers.protocol import Finding
 from backstop.named_sql import load
 from backstop.records import Key, LogRow
 from backstop.stores.postgresql_check import check
-from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
+from backstop.stores.postgresql_connection import PostgresConnection, columns
 from backstop.stores.postgresql_privileges import CONSUMER
 from backstop.stores.protocol import LOG_COLUMNS
 
 _SQL = load("backstop.stores", "postgresql_logs.sql")
 _ROW = f"SELECT {_SQL['row_columns']}, {_SQL['broken']} AS broken"
+_NOTHING = (None,) * 12
+"""The columns of row_columns after the key, of a row that cannot be read."""
 _CHUNK = 10_000
 """Keys of one statement."""
 
@@ -41,10 +43,12 @@ class PostgresLogs:
 
     def logs(self, group: str, keys: Sequence[Key]) -> dict[Key, LogRow]:
         found: dict[Key, LogRow] = {}
-        asked = storable_keys(keys)
+        asked = self._connection.storable_keys(keys)
         for start in range(0, len(asked), _CHUNK):
             chunk = asked[start : start + _CHUNK]
-            for row in self._connection.rows(f"{_ROW} {_SQL['of_keys']}", _of_keys(group, chunk)):
+            rows, unreadable = self._connection.rows_of_keys(f"{_ROW} {_SQL['of_keys']}", chunk, {"group": group})
+            found.update({key: _log(group, (*key, *_NOTHING, "text that is not UTF-8")) for key in unreadable})
+            for row in rows:
                 key, log = Key(row[0], row[1]), _log(group, row)
                 if key in found:
                     # Only a table without our unique key can do this: neither row may be taken for the truth.
@@ -55,7 +59,7 @@ class PostgresLogs:
     def log_table(self, group: str, keys: Sequence[Key]) -> Any:
         select = f"SELECT {_SQL['rule_columns']}, {_SQL['broken']} AS log_broken {_SQL['of_keys']}"
         ordered = f"SELECT {', '.join(LOG_COLUMNS)} FROM ({select}) AS found"
-        return self._connection.copy(ordered, _of_keys(group, storable_keys(keys)), LOG_COLUMNS)
+        return self._connection.copy(ordered, _of_keys(group, self._connection.storable_keys(keys)), LOG_COLUMNS)
 
     def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:
         values = {"group": group, "start": start, "end": end, "limit": limit}

@@ -12,7 +12,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from backstop.errors import ConfigurationError
 from backstop.named_sql import load
-from backstop.stores.postgresql_connection import PostgresConnection
+from backstop.stores.postgresql_connection import PostgresConnection, readable
 from backstop.stores.protocol import Scan
 
 _SQL = load("backstop.stores", "postgresql_stubs.sql")
@@ -25,9 +25,10 @@ _CARRIED = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslc
 
 
 def scan(
-    connection: PostgresConnection, statement: str, bounds: str, values: Mapping[str, Any], partitions: int
-) -> Scan:
-    """A Scan over `statement`, which takes `values` and has a column cut_at; `bounds` gives the cuts. Raises
+    connection: PostgresConnection, statement: str, columns: Mapping[str, str], bounds: str, values: Mapping[str, Any],
+    partitions: int,
+) -> Scan:  # fmt: skip
+    """A Scan over `statement`, which takes `values` and has `columns` and a column cut_at; `bounds` gives the cuts. Raises
     StoreUnavailable.
 
     Spark takes text, not parameters: the driver's own quoting puts the values in, on the connection they are
@@ -45,7 +46,8 @@ def scan(
         # Ends are open: whatever becomes due between the cuts and the read belongs to some range.
         ends = ["-infinity", *cuts, "infinity"]
         ranges = [cursor.mogrify(_SQL["range"], {"start": start, "end": end}).decode() for start, end in pairwise(ends)]
-        return cursor.mogrify(statement, values).decode(), ranges
+        whole = readable(cursor, statement, {**columns, "cut_at": "timestamptz"})
+        return cursor.mogrify(whole, values).decode(), ranges
 
     table, predicates = connection.run(render)
     parameters = connection.parameters()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
 from backstop.errors import ContractBroken
 from backstop.named_sql import load
 from backstop.records import VERSION_HEADER, Attempt, Key, Message, Outcome, Stub
 from backstop.stores.postgresql_check import check
-from backstop.stores.postgresql_connection import PostgresConnection, columns, storable_keys
+from backstop.stores.postgresql_connection import PostgresConnection, columns
 from backstop.stores.postgresql_privileges import PRODUCER
 from backstop.stores.postgresql_scan import scan
 from backstop.stores.protocol import (
@@ -65,30 +67,31 @@ class PostgresStubs:
 
     def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
         values = {**scope_values(as_of, scope), "shard": self._shard}
-        return scan(self._connection, f"{_SQL['stub_columns']} {_SQL['of_due']}", _SQL["bounds"], values, partitions)
+        select = f"{_SQL['stub_columns']} {_SQL['of_due']}"
+        return scan(self._connection, select, STUB_COLUMNS, _SQL["bounds"], values, partitions)
 
     def scan_attempts(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
         select = f"{_SQL['attempt_columns']} {_SQL['attempts_of_due']}"
-        return scan(self._connection, select, _SQL["bounds"], scope_values(as_of, scope), partitions)
+        return scan(self._connection, select, ATTEMPT_COLUMNS, _SQL["bounds"], scope_values(as_of, scope), partitions)
 
     def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
         values = {"topic": topic, "created_from": start, "created_to": end, "shard": self._shard}
         select = f"{_SQL['stub_columns']} {_SQL['of_window']}"
-        return scan(self._connection, select, _SQL["window_bounds"], values, partitions)
+        return scan(self._connection, select, STUB_COLUMNS, _SQL["window_bounds"], values, partitions)
 
     def scan_window_attempts(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
         values = {"topic": topic, "created_from": start, "created_to": end}
         select = f"{_SQL['attempt_columns']} {_SQL['attempts_of_window']}"
-        return scan(self._connection, select, _SQL["window_bounds"], values, partitions)
+        return scan(self._connection, select, ATTEMPT_COLUMNS, _SQL["window_bounds"], values, partitions)
 
     def stub_table(self, keys: Sequence[Key]) -> Any:
         select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL['of_keys']}) AS found"
-        values = {**columns(storable_keys(keys), ("topics", "message_ids")), "shard": self._shard}
+        values = {**self._keys(keys), "shard": self._shard}
         return self._connection.copy(select, values, STUB_COLUMNS)
 
     def attempt_table(self, keys: Sequence[Key]) -> Any:
         select = f"SELECT {', '.join(ATTEMPT_COLUMNS)} FROM ({_SQL['attempt_columns']} {_SQL['attempts_of_keys']}) AS found"
-        return self._connection.copy(select, columns(storable_keys(keys), ("topics", "message_ids")), ATTEMPT_COLUMNS)
+        return self._connection.copy(select, self._keys(keys), ATTEMPT_COLUMNS)
 
     def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
         return {
@@ -187,7 +190,7 @@ class PostgresStubs:
             "topics", "message_ids", "send_numbers", "tokens", "groups", "requested_by", "attempt_seconds",
             "next_check_seconds", "max_sends", "max_refusals", "only_when_due",
         )  # fmt: skip
-        return self._changed("claim", columns(rows, names))
+        return {Key(*row) for row in self._rows_after_recovery("claim", columns(rows, names))}
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
         if not settlements:
@@ -227,7 +230,7 @@ class PostgresStubs:
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
         values = {"limit": limit, "max_send_seconds": max_send_seconds}
-        return [Key(*row) for row in self._connection.rows(_SQL["recover"], values)]
+        return [Key(*row) for row in self._connection.rows(f"{_SQL['late']} {_SQL['recover']}", values)]
 
     def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None) -> int:
         names = ("topics", "message_ids", "old_statuses", "new_statuses", "send_counts", "next_looks")
@@ -235,7 +238,7 @@ class PostgresStubs:
         for chunk in _chunks(outcomes):
             rows = [(*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk]
             values = {**columns(rows, names), "as_of": as_of, "own_as_of": own_as_of or as_of}
-            ((number,),) = self._connection.rows(_SQL["promote"], values)
+            ((number,),) = self._rows_after_recovery("promote", values)
             moved += number
         return moved
 
@@ -261,7 +264,8 @@ class PostgresStubs:
             reopened, after = reopened + int(number), (last[0], last[1])
 
     def void(self, key: Key) -> bool:
-        return bool(self._connection.rows(_SQL["void"], {"topic": key.topic, "message_id": key.message_id}))
+        values = {**columns([key], ("topics", "message_ids")), "topic": key.topic, "message_id": key.message_id}
+        return bool(self._rows_after_recovery("void", values))
 
     def replace_content(self, key: Key, version: int, content: bytes) -> bool:
         values = {"topic": key.topic, "message_id": key.message_id, "version": version, "content": content}
@@ -283,9 +287,25 @@ class PostgresStubs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _keys(self, keys: Iterable[Key]) -> dict[str, str]:
+        return columns(self._connection.storable_keys(keys), ("topics", "message_ids"))
+
     def _by_key(self, query: str, keys: Iterable[Key]) -> Iterator[tuple[Any, ...]]:
-        for chunk in _chunks(storable_keys(keys)):
-            yield from self._connection.rows(_SQL[query], columns(chunk, ("topics", "message_ids")))
+        # A row that cannot be read is no row; the scan shows it.
+        for chunk in _chunks(self._connection.storable_keys(keys)):
+            yield from self._connection.rows_of_keys(_SQL[query], chunk, {})[0]
+
+    def _rows_after_recovery(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """The statement's rows. An attempt of these messages whose deadline is over is first recorded as unknown, in the same
+        transaction: it must not wait for a run that recovers everything. It may have begun as late as its deadline."""
+
+        def work(cursor: Cursor) -> list[tuple[Any, ...]]:
+            keys = {name: values[name] for name in ("topics", "message_ids")}
+            cursor.execute(f"{_SQL['late_of_keys']} {_SQL['recover']}", {**keys, "max_send_seconds": 0.0})
+            cursor.execute(_SQL[statement], values)
+            return cursor.fetchall()
+
+        return self._connection.run(work)
 
     def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
         return {Key(topic, message_id) for topic, message_id in self._connection.rows(_SQL[statement], values)}

@@ -305,7 +305,7 @@ WITH given AS (
 )
 SELECT topic, message_id FROM settled;
 
--- name: recover: attempts past their deadline lose their token and are recorded as unknown; locked rows are skipped
+-- name: late: begins a recovery: attempts past their deadline, the oldest first; locked rows are skipped
 WITH late AS MATERIALIZED (
     SELECT s.topic, s.message_id, s.attempt_token, s.attempt_groups, s.attempt_requested_by
     FROM message_stub s
@@ -313,13 +313,27 @@ WITH late AS MATERIALIZED (
     ORDER BY s.attempt_deadline
     LIMIT %(limit)s
     FOR UPDATE OF s SKIP LOCKED
-), recovered AS (
+);
+
+-- name: late_of_keys: ... those of the messages that the same transaction goes on to change; in key order, as everybody locks
+WITH late AS MATERIALIZED (
+    SELECT s.topic, s.message_id, s.attempt_token, s.attempt_groups, s.attempt_requested_by
+    FROM message_stub s
+    WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline <= statement_timestamp()
+        AND (s.topic, s.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[]))
+    ORDER BY s.topic, s.message_id
+    FOR UPDATE OF s
+);
+
+-- name: recover: ... lose their token and are recorded as unknown
+, recovered AS (
     UPDATE message_stub s SET
         attempt_token = NULL,
         attempt_groups = NULL,
         attempt_requested_by = NULL,
         -- Whoever died may have begun to send as late as this, and the rule adds max_send_duration to it.
-        attempted_at = greatest(s.attempted_at, s.attempt_deadline - %(max_send_seconds)s::float8 * interval '1 second'),
+        attempted_at = greatest(s.attempted_at, greatest(s.attempt_deadline, timestamptz '0001-01-01 00:00:00+00')
+            - %(max_send_seconds)s::float8 * interval '1 second'),
         updated_at = clock_timestamp()
     FROM late l
     WHERE s.topic = l.topic AND s.message_id = l.message_id AND s.attempt_token = l.attempt_token
@@ -350,15 +364,15 @@ WITH decided AS (
             -- A later run has judged it since, and knows better of everything but a log that proves the work done. A judgement
             -- that lies a day ahead is none.
             AND (d.new_status = 'confirmed' OR m.judged_at IS NULL OR m.judged_at <= %(as_of)s::timestamptz
-                OR m.judged_at > clock_timestamp() + interval '1 day')
+                OR m.judged_at > greatest(clock_timestamp(), %(as_of)s::timestamptz) + interval '1 day')
         FOR UPDATE) s
 ), moved AS (
     UPDATE message_stub s SET
         status = d.new_status,
         next_check_at = greatest(s.next_check_at, d.next_look),
         first_seen_at = least(s.first_seen_at, %(as_of)s::timestamptz),
-        judged_at = greatest(CASE WHEN s.judged_at <= clock_timestamp() + interval '1 day' THEN s.judged_at END,
-            %(as_of)s::timestamptz),
+        judged_at = greatest(%(as_of)s::timestamptz, CASE
+            WHEN s.judged_at <= greatest(clock_timestamp(), %(as_of)s::timestamptz) + interval '1 day' THEN s.judged_at END),
         updated_at = clock_timestamp()
     FROM held h
     JOIN decided d ON d.topic = h.topic AND d.message_id = h.message_id

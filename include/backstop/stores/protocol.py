@@ -21,6 +21,9 @@ LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
 """Stores report every instant within these two, `infinity` and the year 9999 included: adding a policy's duration to the later
 one still gives an instant that a datetime can hold."""
 
+LAST_NUMBER: Final = 2**31 - 1
+"""The largest send number that a column can hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scan:
@@ -231,7 +234,11 @@ class StubStore(Protocol):
         ...
 
     def claim(self, claims: Sequence[Claim]) -> set[Key]:
-        """One statement, one commit; returns the keys whose number was handed out to this caller."""
+        """One commit; returns the keys whose number was handed out to this caller.
+
+        An attempt whose deadline is over does not stand in the way of a claim, a promotion or a withdrawal: it is recorded as
+        unknown first, in the same transaction.
+        """
         ...
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:

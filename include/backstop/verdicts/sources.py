@@ -115,7 +115,9 @@ class _Guarded:
 
 def _failed(subject: str, error: Exception, kind: type[StoreUnavailable | BrokerUnavailable]) -> Exception:
     """The error as an Unavailable; Backstop's own errors as they are, but for one in the configuration."""
-    if isinstance(error, BackstopError) and not isinstance(error, ConfigurationError):
+    if isinstance(error, ConfigurationError):
+        return kind(error.what, kept=error.kept, next_step=error.next_step)
+    if isinstance(error, BackstopError):
         return error
     return kind(
         f"{subject[:1].upper()}{subject[1:]} failed: {reason(error).rstrip('.')}.",
