@@ -34,6 +34,8 @@ class Read:
     topic: str
     sound: bool
     rows: int
+    brokers: tuple[str, ...] = ()
+    """Where their newest copies went, as recorded."""
 
 
 def quarantine_stubs(
@@ -69,8 +71,10 @@ def quarantine_stubs(
             checked = checked.join(f.broadcast(twice), ["topic", "message_id"], "left").withColumn(
                 "broken", f.coalesce("broken", f.when(f.col("copies") > 1, "on_two_shards"))
             )
-    kinds = checked.groupBy("shard", "topic", f.isnull("broken").alias("sound")).agg(f.count("*").alias("rows")).collect()
-    read = [Read(kind["shard"], kind["topic"], kind["sound"], kind["rows"]) for kind in kinds]
+    kinds = checked.groupBy("shard", "topic", f.isnull("broken").alias("sound")).agg(
+        f.count("*").alias("rows"), f.collect_set("broker").alias("brokers")
+    ).collect()
+    read = [Read(kind["shard"], kind["topic"], kind["sound"], kind["rows"], tuple(kind["brokers"])) for kind in kinds]
     broken = checked.where("broken IS NOT NULL")
     rows = [] if all(one.sound for one in read) else [
         (f"shard {row['shard']}", _row_key(row["topic"], row["message_id"]), row["broken"], row["topic"],
