@@ -64,6 +64,8 @@ class Copy:
     """Null: nothing of it is under way."""
     settled: bool = True
     """Whether it was recorded how it ended, and with it when it began at the latest."""
+    broker: str | None = None
+    """Null: not recorded; it is at its topic's."""
     queue_id: int | None = None
     offset: int | None = None
     epoch: str | None = None
@@ -124,7 +126,7 @@ def copies(delivery: Row, attempts: Iterable[Row], policy: Row) -> list[Copy]:
     deadline = stub["attempt_deadline"]
     if deadline is None:
         deadline = plus(stub["attempted_at"], policy["attempt_timeout"])
-    under_way = Copy(False, stub["attempted_at"], None, deadline, settled=False)
+    under_way = Copy(False, stub["attempted_at"], None, deadline, settled=False, broker=stub["broker"])
     if stub["send_count"] == 0:
         return []
     if stub["send_count"] == 1 and stub["first_to_all"] is True:
@@ -132,12 +134,13 @@ def copies(delivery: Row, attempts: Iterable[Row], policy: Row) -> list[Copy]:
             # open: without attempted_at the acknowledgement bounds it, from above.
             started = stub["sent_at"] if stub["attempted_at"] is None else stub["attempted_at"]
             return [Copy(
-                True, started, stub["sent_at"], deadline, True, stub["queue_id"], stub["queue_offset"], stub["queue_epoch"],
+                True, started, stub["sent_at"], deadline, True, stub["broker"],
+                stub["queue_id"], stub["queue_offset"], stub["queue_epoch"],
             )]  # fmt: skip
         if stub["refusals"] >= 1:
             return []
         # Not acknowledged, but whoever wrote it may have recorded where it went.
-        where = (stub["queue_id"], stub["queue_offset"], stub["queue_epoch"])
+        where = (stub["broker"], stub["queue_id"], stub["queue_offset"], stub["queue_epoch"])
         return [Copy(False, stub["attempted_at"], None, deadline, stub["settled"] is True, *where)]
     found = []
     for number in range(1, stub["send_count"] + 1):
@@ -151,14 +154,17 @@ def copies(delivery: Row, attempts: Iterable[Row], policy: Row) -> list[Copy]:
                 newest = number == stub["send_count"]
                 found.append(Copy(
                     row["outcome"] == "sent", row["started_at"], row["finished_at"],
-                    deadline if newest else None, True, row["queue_id"], row["queue_offset"], row["queue_epoch"],
+                    deadline if newest else None, True, row["broker"], row["queue_id"], row["queue_offset"], row["queue_epoch"],
                 ))  # fmt: skip
     return found
 
 
-def fate(copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[int, Row], as_of: int) -> Fate:
-    """Past, ahead or not known; and whether the evidence about this copy is good."""
-    queue = None if copy.queue_id is None else queues.get(copy.queue_id)
+def fate(
+    copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[tuple[str, int], Row], as_of: int
+) -> Fate:
+    """Past, ahead or not known; and whether the evidence about this copy is good. `group`: at the copy's broker."""
+    broker = policy["broker"] if copy.broker is None else copy.broker
+    queue = None if copy.queue_id is None else queues.get((broker, copy.queue_id))
     trusted = (
         copy.acknowledged and queue is not None and copy.offset is not None and copy.epoch is not None
         and copy.epoch == queue["epoch"]
@@ -169,6 +175,8 @@ def fate(copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[int
         copy.epoch is None
         or (queue is not None and (copy.epoch == queue["epoch"] or queue["epoch_accepted"] is True))
     )  # fmt: skip
+    if group["removed"] is True:  # "of a broker that is configured no more, that no person has accepted"
+        epoch_good = group["lives_accepted"] is True
     if trusted:
         assert queue is not None
         passed = less(copy.offset, queue["settled_offset"])
@@ -200,7 +208,7 @@ def fate(copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[int
 _NOTHING: dict[str, Any] = dict.fromkeys(
     (
         "passed_until", "log_floor", "clock_good", "offsets_read", "retry_read", "dead_letters_read",
-        "attempts_read",
+        "attempts_read", "removed", "lives_accepted",
     )
 )
 
@@ -242,13 +250,19 @@ class _Judgement:
 
         self.s, self.as_of = delivery, as_of
         self.policy = of_group("policy")[0]
-        self.group = next(iter(of_group("group_state")), _NOTHING)
+        groups = {row["broker"]: row for row in of_group("group_state")}
+        self.group = groups.get(self.policy["broker"], _NOTHING)
         self.shard = next(iter(tables["shard_state"]), _NOTHING)
-        self.queues = {row["queue_id"]: row for row in of_group("progress")}
+        self.queues = {(row["broker"], row["queue_id"]): row for row in of_group("progress")}
         self.discarded = any(row["consumer_group"] == where[1] for row in of_key("decision"))
         self.dead = any(row["consumer_group"] in (None, where[1]) for row in of_key("dead_letter"))
         self.copies = copies(delivery, of_key("attempt"), self.policy)
-        self.fates = [fate(c, delivery, self.policy, self.group, self.queues, as_of) for c in self.copies]
+        # "A copy is judged by its own broker's progress."
+        self.at = [groups.get(c.broker or self.policy["broker"], _NOTHING) for c in self.copies]
+        self.fates = [
+            fate(copy, delivery, self.policy, at, self.queues, as_of)
+            for copy, at in zip(self.copies, self.at, strict=True)
+        ]
         self.acknowledged = any(c.acknowledged for c in self.copies)
         self.l = delivery["log_found"] is True
         self.base = latest(delivery["created_at"], delivery["deliver_at"], delivery["attempted_at"])
@@ -286,15 +300,16 @@ class _Judgement:
     def missing(self) -> list[str]:
         """What is not known to be good, in the specification's order."""
         s, group, shard = self.s, self.group, self.shard
+        at = [group, *self.at]  # "on the broker of each copy", and on the topic's
         good = {
             "logs_unread": s["log_answered"] is True and s["log_found"] is not None,
             "log_invalid": s["log_found"] is not True or s["log_valid"] is True,
-            "clock_skew": group["clock_good"] is True and shard["clock_good"] is True,
+            "clock_skew": all(g["clock_good"] is True for g in at) and shard["clock_good"] is True,
             "log_purged": at_least(s["created_at"], group["log_floor"]) is True,
             "attempts_unread": shard["attempts_read"] is True,
-            "offsets_unread": group["offsets_read"] is True and group["retry_read"] is True,
+            "offsets_unread": all(g["offsets_read"] is True and g["retry_read"] is True for g in at),
             "new_epoch": all(f.epoch_good for f in self.fates),
-            "dlq_not_read": group["dead_letters_read"] is True,
+            "dlq_not_read": all(g["dead_letters_read"] is True for g in at),
             "progress_unknown": all(f.progress_known for f in self.fates),
         }
         return [name for name, is_good in good.items() if not is_good]
@@ -444,7 +459,7 @@ class _Judgement:
         estimates: list[int] = []
         for copy, where in zip(self.copies, self.fates, strict=True):
             if where.trusted and where.past is False:
-                queue = self.queues[copy.queue_id]
+                queue = self.queues[copy.broker or self.policy["broker"], copy.queue_id]
                 rate = queue["rate"]
                 if rate is not None and rate > 0:
                     # Whole microseconds, rounded down.

@@ -50,15 +50,21 @@ def policy(dice: Dice, topic: str, group: str) -> Row:
         name: SECOND * max(1, int(span * dice.random.choice((0.5, 1, 1, 2)))) for name, span in SPANS.items()
     }
     return {
-        "topic": topic, "consumer_group": group, "every_tag": True, "active_from": None, "active_until": None,
+        "topic": topic, "consumer_group": group, "broker": "main", "every_tag": True, "active_from": None, "active_until": None,
         "duplicates": dice.random.choice(("guard", "guard", "declared_safe", "no")),
         "max_sends": dice.random.choice((1, 3, 5)), "max_refusals": dice.random.choice((1, 2, 20)), **spans,
     }  # fmt: skip
 
 
-def group_state(dice: Dice, topic: str, group: str, spans: Row) -> Row:
+def broker(dice: Dice) -> str | None:
+    """Where a copy went: mostly the topic's; another one, one that was removed, one that nobody looked at."""
+    return dice.random.choice((None,) * 3 + ("main",) * 14 + ("side",) * 2 + ("gone", "gone", "nowhere"))
+
+
+def group_state(dice: Dice, topic: str, group: str, spans: Row, at: str) -> Row:
     return {
-        "topic": topic, "consumer_group": group,
+        "topic": topic, "consumer_group": group, "broker": at, "removed": dice.maybe(at == "gone", 0.03),
+        "lives_accepted": dice.maybe(dice.chance(0.5)),
         "passed_until": dice.maybe(dice.random.choice((NOW - 1, NOW, NOW - 60 * SECOND))),
         "log_floor": dice.maybe(dice.random.choice((YEAR_1, NOW - spans["overdue_horizon"])), 0.03),
         "clock_good": dice.good(), "offsets_read": dice.good(), "retry_read": dice.good(),
@@ -66,12 +72,12 @@ def group_state(dice: Dice, topic: str, group: str, spans: Row) -> Row:
     }  # fmt: skip
 
 
-def progress(dice: Dice, topic: str, group: str, queue_id: int) -> Row:
+def progress(dice: Dice, topic: str, group: str, queue_id: int, at: str) -> Row:
     settled = dice.random.randrange(0, 20)
     first = dice.random.choice((0, 0, settled, settled + 3))
     following = max(first, settled) + dice.random.choice((0, 0, 1, 8))
     return {
-        "topic": topic, "consumer_group": group, "queue_id": queue_id, "epoch": "e2",
+        "topic": topic, "consumer_group": group, "broker": at, "queue_id": queue_id, "epoch": "e2",
         "epoch_accepted": dice.random.choice((True, True, True, False, None)),
         "settled_offset": dice.maybe(settled), "first_offset": dice.maybe(first),
         "next_offset": dice.maybe(following, 0.03),
@@ -117,6 +123,7 @@ def stub(dice: Dice, number: int, shard: str, topic: str, p: Row) -> Row:
         "attempted_at": attempted,
         "sent_at": dice.near(NOW - 600 * SECOND) if sent else None,
         "attempt_deadline": dice.maybe(dice.near(NOW, NOW - p["max_send_duration"]), 0.4), "settled": dice.chance(0.6),
+        "broker": broker(dice),
         **position(dice, sent), "first_to_all": dice.chance(0.9),
     }  # fmt: skip
 
@@ -141,7 +148,7 @@ def attempts(dice: Dice, of: Row, groups: tuple[str, ...], p: Row) -> list[Row]:
     for number in range(1, of["send_count"] + 1) if of["send_count"] > 1 or not of["first_to_all"] else ():
         if dice.chance(0.12):
             continue  # still under way
-        outcome = dice.random.choice(("sent", "sent", "refused", "unknown"))
+        outcome, went_to = dice.random.choice(("sent", "sent", "refused", "unknown")), broker(dice)
         where = position(dice, outcome == "sent")
         margin = p["max_send_duration"] + 2 * p["max_clock_skew"]
         started = dice.maybe(dice.near(NOW - margin, NOW - 1 - margin), 0.03)
@@ -151,7 +158,7 @@ def attempts(dice: Dice, of: Row, groups: tuple[str, ...], p: Row) -> list[Row]:
         )  # fmt: skip
         rows.extend({
             "topic": of["topic"], "message_id": of["message_id"], "send_number": number,
-            "consumer_group": group, "outcome": outcome, "started_at": started, "finished_at": finished,
+            "consumer_group": group, "outcome": outcome, "broker": went_to, "started_at": started, "finished_at": finished,
             **where,
         } for group in dice.random.choice(addressed))  # fmt: skip
     return rows
@@ -170,10 +177,11 @@ def judge_tables(seed: int, topics: int, stubs_each: int, first_id: int = 1) -> 
         policies = {group: policy(dice, topic, group) for group in groups}
         tables["policy"].extend(policies.values())
         for group in groups:
-            if not dice.chance(0.02):
-                tables["group_state"].append(group_state(dice, topic, group, policies[group]))
-            queues = [q for q in (0, 1) if not dice.chance(0.03)]
-            tables["progress"].extend(progress(dice, topic, group, q) for q in queues)
+            for at in ("main", "side", "gone"):
+                if not dice.chance(0.02):
+                    tables["group_state"].append(group_state(dice, topic, group, policies[group], at))
+                queues = [q for q in (0, 1) if at != "gone" and not dice.chance(0.03)]
+                tables["progress"].extend(progress(dice, topic, group, q, at) for q in queues)
         if not dice.chance(0.02):
             state = {"shard": shard, "clock_good": dice.good(), "attempts_read": dice.good()}
             tables["shard_state"].append(state)

@@ -19,6 +19,7 @@ from backstop.stores.protocol import (
     LATEST,
     STUB_COLUMNS,
     Claim,
+    Life,
     Scope,
     Settlement,
     StubOutcome,
@@ -369,6 +370,24 @@ def test_a_number_1_that_goes_to_some_groups_says_so_and_its_attempt_is_read(wor
     world.run("producer", "UPDATE message_stub SET next_check_at = %s", (NOW,))
     ((row,),) = world.read(store.scan_attempts(NOW, Scope(), 1))
     assert (row["send_number"], row["consumer_group"]) == (1, "billing")
+
+
+def test_stub_and_attempt_record_the_broker_before_the_send(world: PostgresWorld, store: StubStore) -> None:
+    world.put_stub(send_count=1, sent_at=NOW, broker="main", queue_id=1, queue_offset=7, queue_epoch="e")
+    claim = claim_of(broker="main2", attempt_seconds=-1)
+    assert store.claim([claim]) == {KEY}
+    assert store.stub_table([KEY]).column("broker").to_pylist() == ["main2"]
+    assert store.lives("orders") == {Life("main2", None, None)}
+    assert store.recover(10) == [KEY]
+    (attempt,) = world.attempts()
+    assert (attempt["outcome"], attempt["broker"]) == ("unknown", "main2")
+    claim = claim_of(send_number=3, broker="main3", only_when_due=False)
+    assert store.claim([claim]) == {KEY}
+    store.settle([Settlement(KEY, 3, claim.token, Outcome.SENT, Position(2, 40, "f"))])
+    assert store.attempt_table([KEY]).column("broker").to_pylist() == ["main2", "main3"]
+    assert store.lives("orders") == {Life("main2", None, None), Life("main3", 2, "f")}
+    world.run("producer", "UPDATE message_stub SET status = 'confirmed'")
+    assert store.lives("orders") == set()
 
 
 def test_two_numbers_of_one_message_in_one_batch_are_refused(world: PostgresWorld, store: StubStore) -> None:

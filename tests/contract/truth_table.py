@@ -22,7 +22,7 @@ SOON = 300 * S
 YEAR_1 = -62_135_596_800 * S
 
 POLICY: Row = {
-    "every_tag": True, "active_from": None, "active_until": None, "duplicates": "guard", "max_sends": 5,
+    "broker": "main", "every_tag": True, "active_from": None, "active_until": None, "duplicates": "guard", "max_sends": 5,
     "max_refusals": 20, "max_clock_skew": 5 * S, "max_send_duration": 30 * S, "attempt_timeout": 120 * S, "first_check": 120 * S,
     "consume_timeout": 900 * S, "redelivery_horizon": 21_600 * S, "recheck": SOON, "unknown_horizon": 3_600 * S,
     "backlog_horizon": 86_400 * S, "overdue_horizon": 172_800 * S, "replay_horizon": 604_800 * S,
@@ -31,16 +31,16 @@ POLICY: Row = {
 STUB: Row = {
     "status": "pending", "send_count": 1, "refusals": 0, "max_sends": None, "next_check_at": -1, "created_at": -AGE,
     "first_seen_at": -AGE, "judged_at": None, "deliver_at": None, "attempted_at": -AGE, "sent_at": -AGE + S,
-    "attempt_deadline": None, "settled": True, "queue_id": 0, "queue_offset": 10, "queue_epoch": "e2", "first_to_all": True,
+    "attempt_deadline": None, "settled": True, "broker": "main", "queue_id": 0, "queue_offset": 10, "queue_epoch": "e2", "first_to_all": True,
 }  # fmt: skip
 NO_LOG: Row = {**dict.fromkeys(frames.LOG), "log_answered": True, "log_found": False}
 GROUP: Row = {
-    "passed_until": -S, "log_floor": YEAR_1, "clock_good": True, "offsets_read": True, "retry_read": True,
+    "broker": "main", "removed": False, "lives_accepted": True, "passed_until": -S, "log_floor": YEAR_1, "clock_good": True, "offsets_read": True, "retry_read": True,
     "dead_letters_read": True,
 }  # fmt: skip
 SHARD: Row = {"clock_good": True, "attempts_read": True}
 QUEUE: Row = {
-    "epoch": "e2", "epoch_accepted": True, "settled_offset": 11, "first_offset": 0, "next_offset": 100,
+    "broker": "main", "epoch": "e2", "epoch_accepted": True, "settled_offset": 11, "first_offset": 0, "next_offset": 100,
     "previous_next_offset": 100, "previous_read_at": -600 * S, "rate": None,
 }  # fmt: skip
 
@@ -65,6 +65,8 @@ class Case:
     policy: Row = field(default_factory=dict)
     dead: tuple[str | None, ...] = ()
     discarded: tuple[str, ...] = ()
+    elsewhere: Mapping[str, tuple[Row, Row | None]] = field(default_factory=dict)
+    """By another broker: what differs of the group there, and of queue 0 (null: none was seen)."""
 
 
 def log(state: str | None, **columns: Any) -> Row:
@@ -78,7 +80,7 @@ def attempt(number: int, outcome: str = "sent", group: str | None = None, **colu
     """An ended send number; a sent one lies at offset 10 of queue 0."""
     where = (0, 10, "e2") if outcome == "sent" else (None, None, None)
     return {
-        "send_number": number, "outcome": outcome, "consumer_group": group, "started_at": -AGE,
+        "send_number": number, "outcome": outcome, "broker": "main", "consumer_group": group, "started_at": -AGE,
         "finished_at": -AGE + S, **dict(zip(("queue_id", "queue_offset", "queue_epoch"), where, strict=True)), **columns,
     }  # fmt: skip
 
@@ -225,6 +227,29 @@ CASES: tuple[Case, ...] = (
     ahead("a later schedule moves the horizon", stub=aged(90_000, deliver_at=-60 * S), queue=AHEAD),
     ahead("backlogged, overdue horizon to come", look=1, case="backlog", stub=aged(172_800, -1), queue=AHEAD),
     ahead("backlogged, overdue horizon at this instant", case="overdue", stub=aged(172_800), queue=AHEAD),
+    # A copy is judged by its own broker's progress, also after its topic has moved to another one
+    ahead("at another broker, ahead there", stub={"broker": "old"}, elsewhere={"old": ({}, AHEAD)}),
+    lost("at another broker, past there", stub={"broker": "old"}, queue=AHEAD, elsewhere={"old": ({}, {})}),
+    ahead("unacknowledged at another broker, not past there", stub={**UNACKED, "broker": "old"},
+          elsewhere={"old": ({"passed_until": -AGE}, {})}),
+    unsent("unacknowledged at another broker, past there", "not_stored", stub={**UNACKED, "broker": "old"},
+           group={"passed_until": -AGE}, elsewhere={"old": ({}, {})}),
+    ahead("one copy of two ahead, at another broker", stub={"send_count": 2, "broker": "old"},
+          attempts=(attempt(1), attempt(2, broker="old")), elsewhere={"old": ({}, AHEAD)}),
+    lost("a broker that was not recorded is the topic's", stub={"broker": None}, elsewhere={"old": ({}, AHEAD)}),
+    unknown("at a broker that nobody looked at", "clock_skew", stub={"broker": "old"}),
+    unknown("another broker's offsets not read", "offsets_unread", stub={"broker": "old"},
+            elsewhere={"old": ({"offsets_read": False}, {})}),
+    unknown("another broker's dead letters not read", "dlq_not_read", stub={"broker": "old"},
+            elsewhere={"old": ({"dead_letters_read": False}, {})}),
+    unknown("another broker's clock is off", "clock_skew", stub={"broker": "old"}, elsewhere={"old": ({"clock_good": False}, {})}),
+    lost("nothing went to the other broker", elsewhere={"old": ({"offsets_read": False, "clock_good": None}, None)}),
+    unknown("at a broker that was removed", "new_epoch", case="new_epoch", stub={"broker": "old"},
+            elsewhere={"old": ({"removed": True, "lives_accepted": False}, None)}),
+    unknown("unacknowledged at a broker that was removed", "new_epoch", case="new_epoch", stub={**UNACKED, "broker": "old"},
+            elsewhere={"old": ({"removed": True, "lives_accepted": None}, None)}),
+    lost("at a broker that was removed, accepted: by time", stub={"broker": "old"},
+         elsewhere={"old": ({"removed": True}, None)}),
     # 7 UNKNOWN: each test of completeness, failed and not known
     unknown("logs not answered", "logs_unread", log={**NO_LOG, "log_answered": False}),
     unknown("logs answered or not is not known", "logs_unread", log={**NO_LOG, "log_answered": None}),
@@ -390,6 +415,10 @@ def tables(cases: Iterable[Case] = CASES) -> dict[str, list[Row]]:
             found["shard_state"].append({"shard": key["topic"], **SHARD, **case.shard})
         if case.queue is not None:
             found["progress"].append(_absolute({**where, "queue_id": 0, **QUEUE, **case.queue}))
+        for broker, (group_there, queue_there) in case.elsewhere.items():
+            found["group_state"].append(_absolute({**where, **GROUP, "broker": broker, **group_there}))
+            if queue_there is not None:
+                found["progress"].append(_absolute({**where, "queue_id": 0, **QUEUE, "broker": broker, **queue_there}))
         found["dead_letter"].extend({**key, "consumer_group": group} for group in case.dead)
         found["decision"].extend({**key, "consumer_group": group} for group in case.discarded)
     return found

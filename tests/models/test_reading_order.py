@@ -169,7 +169,7 @@ def verdicts(ends: list[World], model: Model) -> list[tuple[str, bool]]:
             "stub_id": number, "shard": "s", **known, "message_id": "m", "status": "pending", "send_count": 1, "refusals": 0,
             "max_sends": None, "next_check_at": START, "created_at": START + moved, "first_seen_at": START, "judged_at": None,
             "deliver_at": None, "attempted_at": START + moved, "sent_at": None if acknowledged is None else EARLY + moved,
-            "attempt_deadline": START + ATTEMPT + moved, "settled": acknowledged is not None,
+            "attempt_deadline": START + ATTEMPT + moved, "settled": acknowledged is not None, "broker": "main",
             "queue_id": None if acknowledged is None else 0,
             "queue_offset": acknowledged, "queue_epoch": None if acknowledged is None else "e", "first_to_all": True,
             **dict.fromkeys(frames.LOG), "log_answered": True, "log_found": seen["logs"],
@@ -177,16 +177,17 @@ def verdicts(ends: list[World], model: Model) -> list[tuple[str, bool]]:
                if seen["logs"] else {}),
         })  # fmt: skip
         tables["policy"].append({
-            **known, "every_tag": True, "active_from": None, "active_until": None, "duplicates": "guard", "max_sends": 5,
-            "max_refusals": 20, **dict.fromkeys(frames.DURATIONS, 10**15), "max_clock_skew": 0, "first_check": S,
+            **known, "broker": "main", "every_tag": True, "active_from": None, "active_until": None, "duplicates": "guard",
+            "max_sends": 5, "max_refusals": 20, **dict.fromkeys(frames.DURATIONS, 10**15), "max_clock_skew": 0, "first_check": S,
             "max_send_duration": MAX_SEND, "consume_timeout": CONSUME_TIMEOUT, "recheck": S,
         })  # fmt: skip
         tables["group_state"].append({
-            **known, "passed_until": passed_until + moved, "log_floor": seen["floor"] + (moved if seen["floor"] > 0 else 0),
+            **known, "broker": "main", "removed": False, "lives_accepted": True, "passed_until": passed_until + moved,
+            "log_floor": seen["floor"] + (moved if seen["floor"] > 0 else 0),
             "clock_good": True, "offsets_read": True, "retry_read": True, "dead_letters_read": True,
         })  # fmt: skip
         tables["progress"].append({
-            "topic": topic, "consumer_group": "g", "queue_id": 0, "epoch": "e", "epoch_accepted": True,
+            "topic": topic, "consumer_group": "g", "broker": "main", "queue_id": 0, "epoch": "e", "epoch_accepted": True,
             "settled_offset": passed, "first_offset": 0, "next_offset": seen["offsets"], "previous_next_offset": None,
             "previous_read_at": None, "rate": None,
         })  # fmt: skip

@@ -81,11 +81,12 @@ def gather(
     stubs, broken, read = quarantine_stubs(due.stubs, settings, control, run, statuses)
     topics = {one.topic for one in read if one.sound}
     _compile_spark(spark, sum(one.rows for one in read) >= _WORTH_COMPILING)
-    stubs = _with_attempts(stubs, due.attempts)
+    went_to = {(one.topic, broker) for one in read if one.sound for broker in one.brokers}
+    stubs, attempts_went_to = _with_attempts(stubs, due.attempts)
     phases.end("read")
 
     with control, control.cursor() as cursor:
-        looks = look.look_at_groups(sources, cursor, run.as_of, topics)
+        looks = look.look_at_groups(sources, cursor, run.as_of, topics, went_to | attempts_went_to)
         look.look_at_shards(looks, sources, cursor, due.shards)
     with control, control.cursor() as cursor:
         hold(cursor, run)
@@ -116,12 +117,14 @@ def gather(
     return Gathered(held, rule, broken, read, {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable})
 
 
-def _with_attempts(stubs: DataFrame, attempts: DataFrame) -> DataFrame:
-    """Each stub with the list of its attempts' rows; null: it has none."""
-    if attempts.isEmpty():
-        return stubs.withColumn("attempts", f.lit(None).cast(ATTEMPTS))
+def _with_attempts(stubs: DataFrame, attempts: DataFrame) -> tuple[DataFrame, set[tuple[str, str]]]:
+    """(each stub with the list of its attempts' rows, null: it has none; topic and broker of these attempts)."""
+    by_topic = attempts.groupBy("topic").agg(f.collect_set("broker").alias("brokers")).collect()
+    if not by_topic:
+        return stubs.withColumn("attempts", f.lit(None).cast(ATTEMPTS)), set()
+    went_to = {(row["topic"], broker) for row in by_topic for broker in row["brokers"]}
     lists = attempts.groupBy("topic", "message_id").agg(f.collect_list(f.struct(*frames.ATTEMPT)).alias("attempts"))
-    return stubs.join(lists, ["topic", "message_id"], "left")
+    return stubs.join(lists, ["topic", "message_id"], "left"), went_to
 
 
 def _doubtful_clocks(settings: Settings, looks: look.Looks, away: Mapping[str, str]) -> dict[str, str]:

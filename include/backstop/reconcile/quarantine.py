@@ -42,6 +42,8 @@ class Read:
     topic: str
     sound: bool
     rows: int
+    brokers: tuple[str, ...] = ()
+    """Where their newest copies went, as recorded."""
 
 
 def quarantine_stubs(
@@ -72,8 +74,10 @@ def quarantine_stubs(
         .when(f.coalesce(f.col("attempted_at") <= earliest, f.lit(False)), "no_time")
     )
     checked = _mark_shared_ids(stubs.withColumn("broken", reason))
-    kinds = checked.groupBy("shard", "topic", f.isnull("broken").alias("sound")).agg(f.count("*").alias("rows")).collect()
-    read = [Read(kind["shard"], kind["topic"], kind["sound"], kind["rows"]) for kind in kinds]
+    kinds = checked.groupBy("shard", "topic", f.isnull("broken").alias("sound")).agg(
+        f.count("*").alias("rows"), f.collect_set("broker").alias("brokers")
+    ).collect()
+    read = [Read(kind["shard"], kind["topic"], kind["sound"], kind["rows"], tuple(kind["brokers"])) for kind in kinds]
     broken = checked.where("broken IS NOT NULL")
     rows = [] if all(one.sound for one in read) else [
         (f"shard {row['shard']}", row_key(row["topic"], row["message_id"]), row["broken"], row["topic"],

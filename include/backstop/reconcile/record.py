@@ -19,6 +19,8 @@ def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
     What was seen stays true whether or not the run is promoted later. Progress carries the instant after it was read, never
     the start of the run: a settle grace counted from an earlier instant would be shorter than it says.
     """
+    for other in looks.others:
+        record_looks(cursor, run, other)
     brokers = {look.topic: look.broker for look in looks.groups.values()}
     for topic, queues in looks.queues.items():
         for queue_id, queue in queues.items():

@@ -202,7 +202,7 @@ def take_numbers(
             requested_by=f"request {request.request_id}",
             attempt_seconds=policy.attempt_timeout.total_seconds(),
             next_check_seconds=next_check, max_sends=policy.max_sends, max_refusals=policy.max_refusals,
-            only_when_due=request.requested_by == RECONCILE,
+            only_when_due=request.requested_by == RECONCILE, broker=worker.broker_name(topic),
         ))  # fmt: skip
     won = store.claim(claims) if claims else set()
     return {request.request_id: request for key, request in wanted.items() if key in won}

@@ -23,6 +23,7 @@ from backstop.stores.protocol import (
     STUB_COLUMNS,
     Claim,
     Handed,
+    Life,
     Neighbours,
     Recorded,
     Scan,
@@ -154,8 +155,8 @@ class PostgresStubs:
             found.setdefault(Key(row[0], row[1]), []).append(attempt)
         return found
 
-    def lives(self, topic: str) -> set[tuple[str | None, int, str]]:
-        return {(broker, queue_id, epoch) for broker, queue_id, epoch in self._connection.rows(_SQL["lives"], {"topic": topic})}
+    def lives(self, topic: str) -> set[Life]:
+        return {Life(*row) for row in self._connection.rows(_SQL["lives"], {"topic": topic})}
 
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
         return {Key(row[0], row[1]): Neighbours(*row[2:]) for row in self._by_key("neighbours", keys)}
@@ -188,7 +189,7 @@ class PostgresStubs:
         ]
         names = (
             "topics", "message_ids", "send_numbers", "tokens", "groups", "requested_by", "attempt_seconds",
-            "next_check_seconds", "max_sends", "max_refusals", "only_when_due",
+            "next_check_seconds", "max_sends", "max_refusals", "only_when_due", "brokers",
         )  # fmt: skip
         return {Key(*row) for row in self._rows_after_recovery("claim", columns(rows, names))}
 

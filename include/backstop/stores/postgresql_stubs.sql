@@ -40,7 +40,7 @@ SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_
     CASE WHEN s.attempt_deadline IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
         least(s.attempt_deadline, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END
         AS attempt_deadline,
-    s.attempt_token IS NULL AS settled, s.queue_id, s.queue_offset, s.queue_epoch,
+    s.attempt_token IS NULL AS settled, s.broker, s.queue_id, s.queue_offset, s.queue_epoch,
     CASE WHEN s.send_count <= 1 THEN s.queue_id ELSE s.first_queue_id END AS first_queue_id,
     CASE WHEN s.send_count <= 1 THEN s.queue_offset ELSE s.first_queue_offset END AS first_queue_offset,
     CASE WHEN s.send_count <= 1 THEN s.queue_epoch ELSE s.first_queue_epoch END AS first_queue_epoch,
@@ -70,7 +70,7 @@ CROSS JOIN LATERAL (
     SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
 
 -- name: attempt_columns: begins a table for the rule: the columns of ATTEMPT_COLUMNS, one row an addressed group
-SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome, a.queue_id, a.queue_offset, a.queue_epoch,
+SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome, a.broker, a.queue_id, a.queue_offset, a.queue_epoch,
     CASE WHEN a.started_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
         least(a.started_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS started_at,
     CASE WHEN a.finished_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
@@ -143,17 +143,18 @@ FROM message_stub s
 WHERE s.created_at >= %(start)s::timestamptz AND s.created_at < %(end)s::timestamptz
 GROUP BY s.topic;
 
--- name: lives: in which life of which queue the copies of a topic's pending stubs were stored, as recorded
+-- name: lives: at which broker, in which life of which queue the copies of a topic's pending stubs were stored, as recorded
 SELECT s.broker, s.queue_id, s.queue_epoch
 FROM message_stub s
-WHERE s.status = 'pending' AND s.topic = %(topic)s::text AND s.queue_id IS NOT NULL AND s.queue_epoch IS NOT NULL
+WHERE s.status = 'pending' AND s.topic = %(topic)s::text AND s.send_count > 0
+    AND (s.queue_epoch IS NOT NULL OR s.broker IS NOT NULL)
 UNION
-SELECT s.broker, a.queue_id, a.queue_epoch
+SELECT a.broker, a.queue_id, a.queue_epoch
 FROM message_stub s
 CROSS JOIN LATERAL (
     SELECT * FROM send_attempt m WHERE m.topic = s.topic AND m.message_id = s.message_id OFFSET 0) a
 WHERE s.status = 'pending' AND s.topic = %(topic)s::text AND s.send_count > 1
-    AND a.queue_id IS NOT NULL AND a.queue_epoch IS NOT NULL;
+    AND (a.queue_epoch IS NOT NULL OR a.broker IS NOT NULL);
 
 -- name: neighbours: by key, the first open message before and the first later one that may have been sent, of one ordering key
 -- The first lines ask whether a topic has ordering keys at all (sorted, so that the index answers even without statistics).
@@ -211,9 +212,9 @@ WITH asked AS (
     SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(tokens)s::uuid[],
             %(groups)s::jsonb[], %(requested_by)s::text[], %(attempt_seconds)s::float8[],
             %(next_check_seconds)s::float8[], %(max_sends)s::integer[], %(max_refusals)s::integer[],
-            %(only_when_due)s::boolean[])
+            %(only_when_due)s::boolean[], %(brokers)s::text[])
         AS a (topic, message_id, send_number, token, groups, requested_by, attempt_seconds, next_check_seconds,
-              max_sends, max_refusals, only_when_due)
+              max_sends, max_refusals, only_when_due, broker)
 ), held AS MATERIALIZED (
     SELECT s.topic, s.message_id
     FROM (SELECT * FROM asked ORDER BY topic, message_id) a
@@ -241,6 +242,7 @@ UPDATE message_stub s SET
     first_groups = CASE WHEN s.send_count > 0 THEN s.first_groups
         WHEN a.groups IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(a.groups)) END,
     sent_at = NULL,
+    broker = coalesce(a.broker, s.broker),
     queue_id = NULL,
     queue_offset = NULL,
     queue_epoch = NULL,
@@ -291,15 +293,15 @@ WITH given AS (
     JOIN given g ON g.topic = h.topic AND g.message_id = h.message_id
     WHERE s.topic = h.topic AND s.message_id = h.message_id
         AND g.token IS NOT NULL AND s.attempt_token IS NOT DISTINCT FROM g.token AND s.send_count = g.send_number
-    RETURNING s.topic, s.message_id, s.send_count, s.attempted_at, h.attempt_groups, h.attempt_requested_by,
+    RETURNING s.topic, s.message_id, s.send_count, s.attempted_at, h.attempt_groups, h.attempt_requested_by, s.broker,
         g.outcome, g.queue_id, g.queue_offset, g.queue_epoch, g.broker_message_id, g.error
 ), written AS (
     -- A number that has a row already has ended: the first account of it stays.
     INSERT INTO send_attempt
-        (topic, message_id, send_number, groups, requested_by, started_at, outcome, queue_id, queue_offset,
+        (topic, message_id, send_number, groups, requested_by, started_at, outcome, broker, queue_id, queue_offset,
          queue_epoch, broker_message_id, error)
     SELECT topic, message_id, send_count, attempt_groups, coalesce(attempt_requested_by, 'not recorded'),
-        attempted_at, outcome, queue_id, queue_offset, queue_epoch, broker_message_id, error
+        attempted_at, outcome, broker, queue_id, queue_offset, queue_epoch, broker_message_id, error
     FROM settled
     ON CONFLICT (topic, message_id, send_number) DO NOTHING
 )
@@ -337,11 +339,11 @@ WITH late AS MATERIALIZED (
         updated_at = clock_timestamp()
     FROM late l
     WHERE s.topic = l.topic AND s.message_id = l.message_id AND s.attempt_token = l.attempt_token
-    RETURNING s.topic, s.message_id, s.send_count, s.attempted_at, l.attempt_groups, l.attempt_requested_by
+    RETURNING s.topic, s.message_id, s.send_count, s.attempted_at, l.attempt_groups, l.attempt_requested_by, s.broker
 ), written AS (
-    INSERT INTO send_attempt (topic, message_id, send_number, groups, requested_by, started_at, outcome, error)
+    INSERT INTO send_attempt (topic, message_id, send_number, groups, requested_by, started_at, outcome, broker, error)
     SELECT topic, message_id, send_count, attempt_groups, coalesce(attempt_requested_by, 'not recorded'),
-        attempted_at, 'unknown', 'its deadline passed before anybody told how it ended'
+        attempted_at, 'unknown', broker, 'its deadline passed before anybody told how it ended'
     FROM recovered
     ON CONFLICT (topic, message_id, send_number) DO NOTHING
 )

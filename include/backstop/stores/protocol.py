@@ -47,7 +47,7 @@ STUB_COLUMNS: Mapping[str, str] = {
     "send_count": "int", "refusals": "int", "max_sends": "int",
     "next_check_at": "bigint", "created_at": "bigint", "first_seen_at": "bigint", "judged_at": "bigint",
     "deliver_at": "bigint", "attempted_at": "bigint", "sent_at": "bigint", "attempt_deadline": "bigint",
-    "settled": "boolean", "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
+    "settled": "boolean", "broker": "string", "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
     "first_queue_id": "int", "first_queue_offset": "bigint", "first_queue_epoch": "string", "first_to_all": "boolean",
 }  # fmt: skip
 """What a verdict needs of a stub, in Spark's type names; also the order of the columns. `settled`: no attempt is under way, so
@@ -56,7 +56,8 @@ to every group."""
 
 ATTEMPT_COLUMNS: Mapping[str, str] = {
     "topic": "string", "message_id": "string", "send_number": "int", "consumer_group": "string", "outcome": "string",
-    "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string", "started_at": "bigint", "finished_at": "bigint",
+    "broker": "string", "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
+    "started_at": "bigint", "finished_at": "bigint",
 }  # fmt: skip
 """One row for each group an attempt was addressed to; `consumer_group` null: all of them."""
 
@@ -94,6 +95,8 @@ class Claim(NamedTuple):
     """The policy's budget, used where the stub has none of its own."""
     max_refusals: int
     only_when_due: bool
+    broker: str | None = None
+    """Where it will be sent, recorded before it is; null: not known."""
 
 
 class Settlement(NamedTuple):
@@ -110,6 +113,14 @@ class Settlement(NamedTuple):
     max_send_seconds: float | None = None
     """attempted_at moves to so long before now where the send began later than it: a copy without a trusted offset counts
     as stored by attempted_at + max_send_duration. Null: it began at once."""
+
+
+class Life(NamedTuple):
+    """Where a copy was stored, as far as it was recorded."""
+
+    broker: str | None
+    queue_id: int | None
+    epoch: str | None
 
 
 class StubOutcome(NamedTuple):
@@ -211,8 +222,8 @@ class StubStore(Protocol):
         """By key: an Arrow table of ATTEMPT_COLUMNS, of those stubs that were sent more than once."""
         ...
 
-    def lives(self, topic: str) -> set[tuple[str | None, int, str]]:
-        """(broker, queue, epoch) of the copies of the topic's pending stubs, as they were recorded; reads all that is open."""
+    def lives(self, topic: str) -> set[Life]:
+        """Where copies of the topic's pending stubs were stored, as recorded; reads everything that is open."""
         ...
 
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:

@@ -8,7 +8,7 @@ SELECT
     s.stub_id, s.shard, s.topic, s.message_id, p.consumer_group,
     s.status, s.send_count, s.refusals, s.max_sends,
     s.next_check_at, s.created_at, s.first_seen_at, s.judged_at, s.deliver_at, s.attempted_at, s.sent_at,
-    s.attempt_deadline, s.settled, s.queue_id, s.queue_offset, s.queue_epoch, s.first_to_all
+    s.attempt_deadline, s.settled, s.broker, s.queue_id, s.queue_offset, s.queue_epoch, s.first_to_all
 FROM stub s
 JOIN policy p ON p.topic = s.topic
 LEFT JOIN start_offset o

@@ -14,7 +14,7 @@ SELECT
     o.stub_id, o.shard, o.topic, o.message_id, o.consumer_group,
     o.status, o.send_count, o.refusals, o.max_sends,
     o.next_check_at, o.created_at, o.first_seen_at, o.judged_at, o.deliver_at, o.attempted_at, o.sent_at,
-    o.attempt_deadline, o.settled, o.queue_id, o.queue_offset, o.queue_epoch, o.first_to_all,
+    o.attempt_deadline, o.settled, o.broker, o.queue_id, o.queue_offset, o.queue_epoch, o.first_to_all,
     coalesce(a.answered, false) AS log_answered,
     l.message_id IS NOT NULL AS log_found,
     CASE WHEN l.message_id IS NOT NULL THEN l.log_broken IS NULL END AS log_valid,

@@ -36,7 +36,7 @@ OWED: Final[Columns] = {
     "status": "string", "send_count": "int", "refusals": "int", "max_sends": "int",
     "next_check_at": "bigint", "created_at": "bigint", "first_seen_at": "bigint", "judged_at": "bigint",
     "deliver_at": "bigint", "attempted_at": "bigint", "sent_at": "bigint", "attempt_deadline": "bigint",
-    "settled": "boolean", "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
+    "settled": "boolean", "broker": "string", "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
     "first_to_all": "boolean",
 }  # fmt: skip
 """The output of deliveries.sql."""
@@ -47,7 +47,7 @@ DURATIONS: Final = (
     "unknown_horizon", "backlog_horizon", "overdue_horizon", "replay_horizon", "queue_delay_cap",
 )  # fmt: skip
 POLICY: Final[Columns] = {
-    "topic": "string", "consumer_group": "string", "every_tag": "boolean",
+    "topic": "string", "consumer_group": "string", "broker": "string", "every_tag": "boolean",
     "active_from": "bigint", "active_until": "bigint", "duplicates": "string",
     "max_sends": "int", "max_refusals": "int", **dict.fromkeys(DURATIONS, "bigint"),
 }  # fmt: skip
@@ -57,12 +57,14 @@ START_OFFSET: Final[Columns] = {
 }  # fmt: skip
 INSTANT: Final[Columns] = {"as_of": "bigint"}
 GROUP_STATE: Final[Columns] = {
-    "topic": "string", "consumer_group": "string", "passed_until": "bigint", "log_floor": "bigint",
+    "topic": "string", "consumer_group": "string", "broker": "string", "removed": "boolean", "lives_accepted": "boolean",
+    "passed_until": "bigint", "log_floor": "bigint",
     "clock_good": "boolean", "offsets_read": "boolean", "retry_read": "boolean", "dead_letters_read": "boolean",
 }  # fmt: skip
 SHARD_STATE: Final[Columns] = {"shard": "string", "clock_good": "boolean", "attempts_read": "boolean"}
 PROGRESS: Final[Columns] = {
-    "topic": "string", "consumer_group": "string", "queue_id": "int", "epoch": "string", "epoch_accepted": "boolean",
+    "topic": "string", "consumer_group": "string", "broker": "string", "queue_id": "int", "epoch": "string",
+    "epoch_accepted": "boolean",
     "settled_offset": "bigint", "first_offset": "bigint", "next_offset": "bigint",
     "previous_next_offset": "bigint", "previous_read_at": "bigint", "rate": "double",
 }  # fmt: skip
@@ -127,7 +129,8 @@ def policy_rows(settings: Settings, owed_from: OwedFrom, topics: set[str]) -> li
         for group, subscription in topic_settings.groups.items():
             policy, owner = settings.policy_for(topic, group), settings.groups[group]
             rows.append({
-                "topic": topic, "consumer_group": group, "every_tag": subscription.tags is None,
+                "topic": topic, "consumer_group": group, "broker": topic_settings.broker,
+                "every_tag": subscription.tags is None,
                 "active_from": micros(owner.active_from or owed_from[topic, group]), "active_until": micros(owner.active_until),
                 "duplicates": str(owner.duplicates), "max_sends": policy.max_sends, "max_refusals": policy.max_refusals,
                 **policy_durations(policy),

@@ -179,7 +179,7 @@ class Judge:
             stubs, attempts, shards = self._read_stubs(keys)
             once = _first_of_each(stubs)
             topics = set(once.column("topic").to_pylist())
-            looks = look.look_at_groups(self.sources, cursor, as_of, topics)
+            looks = look.look_at_groups(self.sources, cursor, as_of, topics, _went_to(once, attempts))
             look.look_at_shards(looks, self.sources, cursor, shards)
             policy = table(frames.POLICY, frames.policy_rows(
                 self.settings, read_owed_since(cursor, self.settings, topics), topics
@@ -254,6 +254,16 @@ class Judge:
     ) -> None:
         self._engine.close()
         self.sources.__exit__(kind, error, trace)
+
+
+def _went_to(*copies: pa.Table) -> set[tuple[str, str]]:
+    """(topic, broker) of these stubs and attempts, where the broker was recorded."""
+    return {
+        (topic, broker)
+        for rows in copies
+        for topic, broker in zip(rows.column("topic").to_pylist(), rows.column("broker").to_pylist(), strict=True)
+        if broker is not None
+    }
 
 
 def _first_of_each(stubs: pa.Table) -> pa.Table:

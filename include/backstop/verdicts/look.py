@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from backstop.brokers.protocol import Broker, GroupPosition, ProgressMeans, QueueState
 from backstop.errors import Unavailable
 from backstop.named_sql import load
+from backstop.stores.protocol import Life
 from backstop.verdicts.frames import Row, micros
 from backstop.verdicts.settle import Progress, cut, present_epoch, settle
 from backstop.verdicts.sources import Sources
@@ -64,6 +65,10 @@ class Looks:
     dead: list[Row] = field(default_factory=list)
     unread: set[tuple[str, str, str]] = field(default_factory=set)
     """(topic, group, how `sources.unreachable` names it), where a broker answers, but not about this group"""
+    others: list[Looks] = field(default_factory=list)
+    """The same at each other configured broker that copies went to."""
+    removed: set[tuple[str, str]] = field(default_factory=set)
+    """(topic, broker) of copies whose broker is not configured any more."""
 
     def passed_until(self, look: GroupLook) -> datetime | None:
         """The settled instant over every queue of the topic; null when one queue is not known."""
@@ -73,10 +78,16 @@ class Looks:
         return min((progress.passed_until for progress in look.settled.values()), default=None)
 
     def group_state_rows(self) -> list[Row]:
-        """Rows of frames.GROUP_STATE."""
-        return [
+        """Rows of frames.GROUP_STATE: at these brokers, at the others that were looked at, and at those that were removed.
+
+        A person who accepted the lives that every queue of the topic has now has spoken for what a removed broker had: its
+        copies then go by the time of the topic's own broker.
+        """
+        rows: list[Row] = [
             {
-                "topic": look.topic, "consumer_group": look.group, "passed_until": micros(self.passed_until(look)),
+                "topic": look.topic, "consumer_group": look.group, "broker": look.broker, "removed": False,
+                "lives_accepted": all(queue.accepted for queue in self.queues.get(look.topic, {}).values()),
+                "passed_until": micros(self.passed_until(look)),
                 "log_floor": micros(look.log_floor), "clock_good": look.clock_good,
                 "offsets_read": look.topic in self.queues and look.progress_read,
                 "retry_read": look.retry_pending is not None,
@@ -84,6 +95,10 @@ class Looks:
             }
             for look in self.groups.values()
         ]  # fmt: skip
+        gone = [
+            {**row, "broker": broker, "removed": True} for row in rows for topic, broker in self.removed if row["topic"] == topic
+        ]
+        return [*rows, *gone, *(row for other in self.others for row in other.group_state_rows())]
 
     def shard_state_rows(self) -> list[Row]:
         """Rows of frames.SHARD_STATE."""
@@ -94,12 +109,13 @@ class Looks:
 
     def progress_rows(self) -> list[Row]:
         """Rows of frames.PROGRESS: every queue of every group looked at, its offsets known even where progress is not."""
-        rows: list[Row] = []
+        rows: list[Row] = [row for other in self.others for row in other.progress_rows()]
         for look in self.groups.values():
             for queue_id, queue in self.queues.get(look.topic, {}).items():
                 settled = look.settled.get(queue_id)
                 rows.append({
-                    "topic": look.topic, "consumer_group": look.group, "queue_id": queue_id, "epoch": queue.epoch,
+                    "topic": look.topic, "consumer_group": look.group, "broker": look.broker, "queue_id": queue_id,
+                    "epoch": queue.epoch,
                     "epoch_accepted": queue.accepted, "settled_offset": settled.next_offset if settled else None,
                     "first_offset": queue.state.first_offset, "next_offset": queue.state.next_offset,
                     "previous_next_offset": queue.previous_next_offset,
@@ -137,29 +153,48 @@ class Clocks:
         return self._cursor.fetchone()[0]  # type: ignore[no-any-return]
 
 
-def look_at_groups(sources: Sources, cursor: Any, as_of: datetime, topics: Iterable[str]) -> Looks:
+def look_at_groups(
+    sources: Sources, cursor: Any, as_of: datetime, topics: Iterable[str], went_to: Iterable[tuple[str, str]] = ()
+) -> Looks:
     """Clocks, progress, then offsets and retry depth of these topics; call it after the stubs and attempts were read.
 
-    A broker or store that does not answer leaves its part unknown (and `sources.unreachable` says so). What is unread of one
-    group is unknown of that group alone.
+    `went_to`: (topic, broker) of the copies, which are judged by their own broker as long as that one is configured. A broker or
+    store that does not answer leaves its part unknown (and `sources.unreachable` says so). What is unread of one group is unknown
+    of that group alone.
     """
+    settings = sources.settings
+    looks = _look(sources, cursor, as_of, {topic: settings.topics[topic].broker for topic in sorted(topics)})
+    elsewhere: dict[str, dict[str, str]] = {}
+    for topic, name in sorted(set(went_to)):
+        if topic not in settings.topics or name == settings.topics[topic].broker:
+            continue
+        if name in settings.brokers:
+            elsewhere.setdefault(name, {})[topic] = name
+        else:
+            looks.removed.add((topic, name))
+    looks.others.extend(_look(sources, cursor, as_of, there) for there in elsewhere.values())
+    return looks
+
+
+def _look(sources: Sources, cursor: Any, as_of: datetime, brokers: Mapping[str, str]) -> Looks:
+    """The look at each topic at one broker; `brokers`: by topic."""
     looks, clocks = Looks(as_of), Clocks(cursor)
-    for topic in sorted(topics):
+    for topic, name in brokers.items():
         settings = sources.settings.topics[topic]
         for group in settings.groups:
-            looks.groups[topic, group] = GroupLook(topic, group, settings.broker)
+            looks.groups[topic, group] = GroupLook(topic, group, name)
         try:
-            _look_at_topic(looks, sources, clocks, cursor, topic)
+            _look_at_topic(looks, sources, clocks, cursor, topic, name)
         except Unavailable as error:
-            sources.missed(f"broker {settings.broker}", error)
+            sources.missed(f"broker {name}", error)
     _look_at_log_stores(looks, sources, clocks)
     return looks
 
 
-def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, topic: str) -> None:
+def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, topic: str, name: str) -> None:
     """Progress, queues, retry depth, in this order; what a broker does not say of one group is noted as that group's."""
     settings = sources.settings.topics[topic]
-    broker = sources.broker(settings.broker)
+    broker = sources.broker(name)
     live: dict[str, dict[int, GroupPosition]] = {}
     retry: dict[str, int] = {}
     unread: dict[str, Unavailable] = {}
@@ -169,7 +204,7 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
         except Unavailable as error:
             broker.clock()  # raises when the broker itself is away: each further question would wait for its time-out
             unread[group] = error
-    queues = _queues(broker, sources, cursor, settings.broker, topic)
+    queues = _queues(broker, sources, cursor, name, topic)
     for group in live:
         try:
             retry[group] = broker.retry_pending(topic, group)
@@ -187,7 +222,7 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
         looks.groups[topic, group] = replace(look, clock_good=broker_clock)
     for group, failure in unread.items():
         # The broker answered for the topic: it is this group that it does not know, or cannot report on.
-        subject = f"group {group} of topic {topic} in broker {settings.broker}"
+        subject = f"group {group} of topic {topic} in broker {name}"
         looks.unread.add((topic, group, subject))
         sources.missed(subject, failure)
         looks.groups[topic, group] = replace(looks.groups[topic, group], clock_good=broker_clock)
@@ -205,7 +240,7 @@ def _queues(broker: Broker, sources: Sources, cursor: Any, name: str, topic: str
     queues: dict[int, QueueLook] = {}
     states = broker.queues(topic)
     first = {state.queue_id: state.epoch for state in states if state.queue_id not in stored}
-    accepted_first = _first_lives(sources, topic, first) if first else {}
+    accepted_first = _first_lives(sources, name, topic, first) if first else {}
     for state in states:
         unseen = (None, accepted_first.get(state.queue_id, False), None, None)
         epoch, accepted, next_offset, read_at = stored.get(state.queue_id, unseen)
@@ -219,20 +254,25 @@ def _queues(broker: Broker, sources: Sources, cursor: Any, name: str, topic: str
     return queues
 
 
-def _first_lives(sources: Sources, topic: str, seen: Mapping[int, str]) -> dict[int, bool]:
+def _first_lives(sources: Sources, name: str, topic: str, seen: Mapping[int, str]) -> dict[int, bool]:
     """Which queues that were never seen before may be taken for the first life of theirs: those of which no open message has a
-    copy in another life, or at a broker that is not configured. Perhaps the topic moved, or the control database is new. A shard
+    copy in another life or at another broker. Perhaps the topic moved, or the control database is new. A shard
     that does not answer may have such a message."""
-    known: set[tuple[str | None, int, str]] = set()
+    known: set[Life] = set()
     for shard in sources.settings.producers:
         try:
             known |= sources.shard(shard).lives(topic)
         except Unavailable as error:
             sources.missed(f"shard {shard}", error)
             return dict.fromkeys(seen, False)
+    # Of a copy that was not acknowledged only the broker is known: it may be in any of that one's queues.
+    if any(life.queue_id is None and life.broker not in (None, name) for life in known):
+        return dict.fromkeys(seen, False)
     other = {
         queue_id for broker, queue_id, epoch in known
-        if seen.get(queue_id) != epoch or (broker is not None and broker not in sources.settings.brokers)
+        if queue_id is not None and (
+            epoch not in (None, seen.get(queue_id)) or (broker is not None and broker not in sources.settings.brokers)
+        )
     }  # fmt: skip
     return {queue_id: queue_id not in other for queue_id in seen}
 
@@ -339,9 +379,16 @@ def look_after_logs(looks: Looks, sources: Sources, cursor: Any, ids: Sequence[s
     below the floor we read. The broker's queue comes before the letters that were drained: the drain stores a letter before
     it takes it from the queue, so that one which moves meanwhile is seen once at least.
     """
+    for one in (looks, *looks.others):
+        _look_at_floors_and_dead_letters(one, sources)
+    looks.dead.extend(letter for other in looks.others for letter in other.dead)
+    _look_at_stored_letters(looks, cursor, ids)
+
+
+def _look_at_floors_and_dead_letters(looks: Looks, sources: Sources) -> None:
     read: dict[tuple[str, str], bool] = {}
     for (topic, group), look in looks.groups.items():
-        name, store = sources.settings.topics[topic].broker, sources.settings.groups[group].store
+        name, store = look.broker, sources.settings.groups[group].store
         try:
             look = replace(look, log_floor=sources.logs_of(group).floor(group))
         except Unavailable as error:
@@ -349,7 +396,6 @@ def look_after_logs(looks: Looks, sources: Sources, cursor: Any, ids: Sequence[s
         if (name, group) not in read:
             read[name, group] = _look_at_dead_letters(looks, sources, name, group)
         looks.groups[topic, group] = replace(look, dead_letters_read=read[name, group])
-    _look_at_stored_letters(looks, cursor, ids)
 
 
 def _look_at_stored_letters(looks: Looks, cursor: Any, ids: Sequence[str] | None) -> None:

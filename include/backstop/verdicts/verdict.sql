@@ -7,9 +7,10 @@
 --   attempt         send numbers that have ended, of stubs sent more than once, or first to some groups alone; one row for
 --                   each group addressed
 --   policy          the settings for (topic, consumer_group)
---   group_state     for (topic, consumer_group): how far in time, and what could be read of the group and its broker
+--   group_state     for (topic, consumer_group, broker): how far in time, and what could be read of the group there; for the
+--                   topic's broker and each other one that copies went to. removed: that one is not configured any more
 --   shard_state     for each shard: what could be read of it
---   progress        for (topic, consumer_group, queue_id): settled offset, the queue's offsets and its epoch
+--   progress        for (topic, consumer_group, broker, queue_id): settled offset, the queue's offsets and its epoch
 --   dead_letter     undecided dead letters; consumer_group null: of no known group
 --   decision        deliveries that a person discarded
 -- Out: every delivery once. Unknown is never good: a null in a test of completeness makes the evidence incomplete.
@@ -26,7 +27,7 @@ addressed AS (
     -- The copies of each delivery. A stub sent once, to every group, tells by itself.
     SELECT d.stub_id, d.consumer_group, d.topic,
         d.sent_at IS NOT NULL AS acknowledged,
-        d.queue_id, d.queue_offset, d.queue_epoch,
+        d.broker, d.queue_id, d.queue_offset, d.queue_epoch,
         coalesce(d.attempted_at, d.sent_at) AS started_at, d.sent_at AS finished_at,
         d.sent_at IS NOT NULL OR coalesce(d.settled, false) AS settled, true AS newest,
         d.attempted_at, d.attempt_deadline, d.deliver_at
@@ -35,7 +36,7 @@ addressed AS (
     UNION ALL
     SELECT d.stub_id, d.consumer_group, d.topic,
         a.outcome = 'sent' AS acknowledged,
-        a.queue_id, a.queue_offset, a.queue_epoch,
+        a.broker, a.queue_id, a.queue_offset, a.queue_epoch,
         a.started_at, a.finished_at,
         true AS settled, a.send_number = d.send_count AS newest,
         d.attempted_at, d.attempt_deadline, d.deliver_at
@@ -47,7 +48,7 @@ addressed AS (
     UNION ALL
     SELECT d.stub_id, d.consumer_group, d.topic,
         false AS acknowledged,
-        NULL AS queue_id, NULL AS queue_offset, NULL AS queue_epoch,
+        d.broker, NULL AS queue_id, NULL AS queue_offset, NULL AS queue_epoch,
         d.attempted_at AS started_at, NULL AS finished_at,
         false AS settled, true AS newest,
         d.attempted_at, d.attempt_deadline, d.deliver_at
@@ -57,7 +58,10 @@ addressed AS (
 ),
 timed AS (
     -- Only the newest number may still be under way, until its deadline. A row without one ends after attempt_timeout.
-    SELECT c.*, p.max_send_duration, p.max_clock_skew,
+    -- A copy whose broker was not recorded is at the one that its topic has now.
+    SELECT c.stub_id, c.consumer_group, c.topic, c.acknowledged, c.queue_id, c.queue_offset, c.queue_epoch,
+        c.started_at, c.finished_at, c.settled, c.deliver_at, coalesce(c.broker, p.broker) AS broker,
+        p.max_send_duration, p.max_clock_skew,
         CASE WHEN c.newest THEN coalesce(c.attempt_deadline, c.attempted_at + p.attempt_timeout) END AS deadline
     FROM addressed c
     JOIN policy p ON p.topic = c.topic AND p.consumer_group = c.consumer_group
@@ -67,9 +71,14 @@ trusting AS (
         q.settled_offset, q.first_offset, q.next_offset, q.previous_next_offset, q.previous_read_at, q.rate,
         coalesce(c.acknowledged AND c.queue_offset IS NOT NULL AND c.queue_epoch = q.epoch, false) AS trusted,
         -- Good only when known: a queue that is not there any more, or an acceptance that we cannot read, proves nothing.
-        -- Acknowledged or not: whoever recorded another life's epoch met a queue that is not this one.
-        c.queue_epoch IS NOT NULL
-            AND NOT coalesce(c.queue_epoch = q.epoch OR q.epoch_accepted, false) AS of_older_epoch,
+        -- Acknowledged or not: whoever recorded another life's epoch met a queue that is not this one. What went to a broker
+        -- that is configured no more is older than every life that can be seen.
+        CASE WHEN coalesce(g.removed, false) THEN NOT coalesce(g.lives_accepted, false)
+            ELSE c.queue_epoch IS NOT NULL
+                AND NOT coalesce(c.queue_epoch = q.epoch OR q.epoch_accepted, false) END AS of_older_epoch,
+        coalesce(g.clock_good, false) AS clock_good,
+        coalesce(g.offsets_read AND g.retry_read, false) AS offsets_read,
+        coalesce(g.dead_letters_read, false) AS dead_letters_read,
         -- A send begins at the latest at deadline - max_send_duration, and settling records when it began: until then, the
         -- latest instant counts. `attempted_at` is that of the business transaction, which may commit much later.
         greatest(
@@ -78,9 +87,9 @@ trusting AS (
         g.passed_until, i.as_of
     FROM timed c
     CROSS JOIN instant i
-    LEFT JOIN group_state g ON g.topic = c.topic AND g.consumer_group = c.consumer_group
+    LEFT JOIN group_state g ON g.topic = c.topic AND g.consumer_group = c.consumer_group AND g.broker = c.broker
     LEFT JOIN progress q
-        ON q.topic = c.topic AND q.consumer_group = c.consumer_group AND q.queue_id = c.queue_id
+        ON q.topic = c.topic AND q.consumer_group = c.consumer_group AND q.broker = c.broker AND q.queue_id = c.queue_id
 ),
 placed AS (
     -- Past is tested first; what is known and not past is ahead.
@@ -107,6 +116,9 @@ seen AS (
         sum(CASE WHEN place IN ('passed', 'expired', 'truncated') THEN 1 ELSE 0 END) AS copies_past,
         bool_or(acknowledged) AS acknowledged,
         bool_or(of_older_epoch) AS of_older_epoch,
+        bool_and(clock_good) AS clock_good,
+        bool_and(offsets_read) AS offsets_read,
+        bool_and(dead_letters_read) AS dead_letters_read,
         bool_or(CASE WHEN trusted THEN settled_offset IS NULL ELSE passed_until IS NULL END) AS progress_unknown,
         bool_or(place = 'expired') AS expired,
         bool_or(place = 'truncated') AS truncated,
@@ -140,20 +152,21 @@ facts AS (
         CASE
             WHEN NOT coalesce(d.log_answered, false) OR d.log_found IS NULL THEN 'logs_unread'
             WHEN d.log_found AND NOT coalesce(d.log_valid, false) THEN 'log_invalid'
-            WHEN NOT coalesce(s.clock_good AND g.clock_good, false) THEN 'clock_skew'
+            -- Of the topic's broker, and of the broker of each copy.
+            WHEN NOT coalesce(s.clock_good AND g.clock_good AND coalesce(c.clock_good, true), false) THEN 'clock_skew'
             WHEN NOT coalesce(d.created_at >= g.log_floor, false) THEN 'log_purged'
             WHEN NOT coalesce(s.attempts_read, false) THEN 'attempts_unread'
-            WHEN NOT coalesce(g.offsets_read AND g.retry_read, false) THEN 'offsets_unread'
+            WHEN NOT coalesce(g.offsets_read AND g.retry_read AND coalesce(c.offsets_read, true), false) THEN 'offsets_unread'
             -- After the offsets: without them no epoch is known, and nobody should be asked about a new one.
             WHEN coalesce(c.of_older_epoch, false) THEN 'new_epoch'
-            WHEN NOT coalesce(g.dead_letters_read, false) THEN 'dlq_not_read'
+            WHEN NOT coalesce(g.dead_letters_read AND coalesce(c.dead_letters_read, true), false) THEN 'dlq_not_read'
             WHEN coalesce(c.progress_unknown, false) THEN 'progress_unknown'
         END AS missing
     FROM delivery d
     CROSS JOIN instant i
     JOIN policy p ON p.topic = d.topic AND p.consumer_group = d.consumer_group
     LEFT JOIN shard_state s ON s.shard = d.shard
-    LEFT JOIN group_state g ON g.topic = d.topic AND g.consumer_group = d.consumer_group
+    LEFT JOIN group_state g ON g.topic = d.topic AND g.consumer_group = d.consumer_group AND g.broker = p.broker
     LEFT JOIN seen c ON c.stub_id = d.stub_id AND c.consumer_group = d.consumer_group
     LEFT JOIN (SELECT DISTINCT topic, message_id, consumer_group FROM decision) z
         ON z.topic = d.topic AND z.message_id = d.message_id AND z.consumer_group = d.consumer_group

@@ -1,0 +1,51 @@
+"""A topic that moves to another broker: its copies are judged where they went to, and asked about when that broker is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backstop.brokers.open import open_broker
+from backstop.config.load import from_mapping
+from backstop.records import Key, Message, Outcome
+from backstop.verdicts.judge import Judge
+from control_world import World, servers, world, written_settings  # noqa: F401
+
+
+def moved_settings() -> dict[str, Any]:
+    """Every topic at the broker `second`, with `embedded` still configured."""
+    content = written_settings()
+    embedded = content["brokers"]["embedded"]
+    content["brokers"]["second"] = {**embedded, "options": {**embedded["options"], "prefix": "second"}}
+    for topic in content["topics"].values():
+        topic["broker"] = "second"
+    return content
+
+
+def verdicts(world: World, content: dict[str, Any], message_id: str) -> set[tuple[str, str, bool]]:
+    with Judge(from_mapping(content), world.connections, world.conn) as judge:
+        return {(str(one.verdict), one.reason, one.eligible) for one in judge.judge([Key("orders", message_id)])}
+
+
+def test_a_copy_is_judged_by_the_broker_that_it_went_to(world: World) -> None:
+    moved = moved_settings()
+    removed = moved_settings()
+    del removed["brokers"]["embedded"]
+    with open_broker(from_mapping(moved), world.connections, "second") as second:
+        second.create_topic("orders", 2)
+        for group in ("billing", "shipping"):
+            second.create_group(group, "orders", "start")
+    with open_broker(world.settings, world.connections, "embedded") as old:
+        (receipt,) = old.publish([Message("orders", "acknowledged", b"{}")])
+        assert receipt.outcome is Outcome.SENT and receipt.position is not None
+        at = receipt.position
+    for message_id in ("acknowledged", "unknown"):
+        world.stub(message_id, sends=1)
+    world.run("producer_a", "UPDATE message_stub SET broker = 'embedded'")
+    world.run("producer_a", """
+        UPDATE message_stub SET sent_at = attempted_at, queue_id = %s, queue_offset = %s, queue_epoch = %s
+        WHERE message_id = 'acknowledged'""", (at.queue_id, at.offset, at.epoch))  # fmt: skip
+    # Nobody has taken it from the old broker yet, and the new one is empty.
+    assert verdicts(world, moved, "acknowledged") == {("BACKLOGGED", "ahead_of_group", False)}
+    assert verdicts(world, moved, "unknown") == {("UNSENT", "not_stored", True)}, "the old broker is past that instant"
+    for message_id in ("acknowledged", "unknown"):
+        assert verdicts(world, removed, message_id) == {("UNKNOWN", "new_epoch", False)}
