@@ -243,7 +243,10 @@ class StubStore(Protocol):
         ...
 
     def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime) -> int:
-        """Sets status, next_check_at, judged_at and a null first_seen_at; returns how many rows still were as judged."""
+        """Sets status, next_check_at, judged_at and first_seen_at; returns how many rows still were as judged.
+
+        A later judgement than `as_of` stays, unless this one confirms.
+        """
         ...
 
     def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
