@@ -574,10 +574,14 @@ def test_a_promotion_sets_status_looks_and_when_it_was_first_seen(world: Postgre
         assert store.promote([StubOutcome(KEY, "pending", "pending", 1, next_look)], later) == 1
     row = world.stub()
     assert (row["next_check_at"], row["first_seen_at"], row["judged_at"]) == (look, NOW, later)
-    assert store.promote([StubOutcome(KEY, "pending", "pending", 1, None)], NOW) == 0  # one that comes late
-    assert world.stub()["judged_at"] == later
-    assert store.promote([StubOutcome(KEY, "pending", "confirmed", 1, None)], later) == 1
-    assert world.stub()["status"] == "confirmed"
+    before = world.stub()
+    statuses = ("pending", "no_taker", "exhausted")
+    late = [StubOutcome(KEY, "pending", status, 1, look + timedelta(hours=1)) for status in statuses]
+    for outcome in late:
+        assert store.promote([outcome], NOW) == 0  # an older judgement never overrides a newer one ...
+    assert world.stub() == before
+    assert store.promote([StubOutcome(KEY, "pending", "confirmed", 1, None)], NOW) == 1  # ... but with a proof
+    assert (world.stub()["status"], world.stub()["judged_at"]) == ("confirmed", later)
 
 
 @pytest.mark.parametrize(

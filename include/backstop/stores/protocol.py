@@ -265,10 +265,10 @@ class StubStore(Protocol):
         ...
 
     def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None) -> int:
-        """Sets status, next_check_at, judged_at and a null first_seen_at; returns how many rows still were as judged.
+        """Sets status, next_check_at, judged_at and first_seen_at; returns how many rows still were as judged.
 
-        `own_as_of`: `as_of` by this store's clock, or a little earlier; what changed later is not called exhausted. None: the
-        clocks are the same.
+        A later judgement than `as_of` stays, unless this one confirms. `own_as_of`: `as_of` by this store's clock, or a little
+        earlier; what changed later is not called exhausted. None: the clocks are the same.
         """
         ...
 
