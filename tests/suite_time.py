@@ -26,15 +26,42 @@ def file_of(nodeid: str) -> str:
 
 
 class Scheduler(LoadScopeScheduling):
-    """Hands a worker all tests of one file, or of the files that share a server."""
+    """Hands a worker all tests of one file, or of the files that share a server.
 
-    def __init__(self, config: pytest.Config, log: Any, together: dict[str, str]) -> None:
+    A file that runs alone comes first; its fixtures do the work, so the other workers begin once its first test has ended.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any, together: dict[str, str], alone: set[str]) -> None:
         super().__init__(config, log)
-        self._together = together
+        self._together, self._alone = together, alone
+        self._holder: Any = None
+        """The worker that runs a file alone at present."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = file_of(nodeid)
         return self._together.get(file, file)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        if self._holder is not None:
+            return
+        if next(iter(self.workqueue)) in self._alone:
+            self._holder = node
+        super()._assign_work_unit(node)
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        if node is self._holder:
+            self._release()
+        super().mark_test_complete(node, item_index, duration)
+
+    def remove_node(self, node: Any) -> str | None:
+        if node is self._holder:  # it crashed
+            self._holder = None
+        return super().remove_node(node)
+
+    def _release(self) -> None:
+        self._holder = None
+        for node in [*self.nodes, *self.nodes]:  # a worker with a single test waits for the one after it
+            self._reschedule(node)
 
 
 class SuiteTime:
@@ -45,12 +72,13 @@ class SuiteTime:
         written = tomllib.loads(BUDGETS.read_text())
         self.budgets: dict[str, float] = written["seconds"]
         self.together = {file: name for name, files in written["together"].items() for file in files}
+        self.alone = set(written["alone"])
         self.spent: Counter[str] = Counter()
         self.over: list[str] = []
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Scheduler:
         config.option.loadscopereorder = False  # ours is the order by time; xdist's is by the number of tests
-        return Scheduler(config, log, self.together)
+        return Scheduler(config, log, self.together, self.alone)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -60,7 +88,10 @@ class SuiteTime:
         cost: Counter[str] = Counter()
         for file in files:
             cost[self.together.get(file, file)] += self.budgets.get(file, DEFAULT)
-        order = {file: (-cost[self.together.get(file, file)], self.together.get(file, file), file) for file in files}
+        order = {
+            file: (file not in self.alone, -cost[self.together.get(file, file)], self.together.get(file, file), file)
+            for file in files
+        }  # fmt: skip
         items.sort(key=lambda item: order[file_of(item.nodeid)])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
