@@ -1,6 +1,0 @@
--- The contract's lengths, within which every key of Backstop's own tables fits. They hold for rows of schema_version 2 and later,
--- which is the default from now on: an older row stays as it is, and may still be changed.
-ALTER TABLE consumer_log ALTER COLUMN schema_version SET DEFAULT 2;
--- NOT VALID: no row of before needs to be read, so that consumers wait for a moment only.
-ALTER TABLE consumer_log ADD CONSTRAINT consumer_log_lengths CHECK (schema_version < 2 OR (
-    octet_length(consumer_group) <= 255 AND octet_length(topic) <= 255 AND octet_length(message_id) <= 1024)) NOT VALID;
