@@ -16,7 +16,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 BUDGETS = Path(__file__).parent / "budgets.toml"
-DEFAULT = 60.0
+DEFAULT = 200.0
 """Seconds of a file that is not listed."""
 SLOWEST = 20
 

@@ -148,7 +148,7 @@ class Job:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait(self, seconds: float = 150) -> int:
+    def wait(self, seconds: float = 400) -> int:
         return self.process.wait(seconds)
 
     @property

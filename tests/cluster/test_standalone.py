@@ -114,7 +114,7 @@ def test_an_executor_lost_after_the_reading_fails_the_run_and_the_next_one_is_ri
     def kill_while_logs_are_looked_up(job: Any) -> None:
         with holder.cursor() as cursor:
             cursor.execute("LOCK TABLE consumer_log IN ACCESS EXCLUSIVE MODE")
-        wait_for(lambda: waiting_for_logs(judged) or not job.running, 90)
+        wait_for(lambda: waiting_for_logs(judged) or not job.running, 300)
         assert job.running, job.text()[-4000:]
         assert len(cluster.kill_executors(2)) == 2
         holder.rollback()
@@ -157,7 +157,7 @@ def test_an_executor_killed_while_publishing_sends_no_number_twice_and_leaves_no
     asked(world, 500)
     submitter = Submitter(masters["standalone"], tmp_path, cluster.secret)
     with world.run() as run, submitter.submitted("resend", run, world.written, world.urls) as job:
-        wait_for(lambda: len(world.published()) > 100 or not job.running, 90)
+        wait_for(lambda: len(world.published()) > 100 or not job.running, 300)
         killed = cluster.kill_executors(1)
         before = len(world.published())
         assert killed and 100 < before < 900, (killed, before, job.text()[-4000:])

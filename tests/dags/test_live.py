@@ -175,8 +175,7 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(live: Li
     live.wait_for(lambda: live.rows("control", "SELECT DISTINCT state FROM resend_request") == [("sent",)], "the resend")
     assert live.published() == len(IDS)
     live.wait_for(lambda: [str(run["state"]) for run in live.api.dag_runs("resend")][:1] == ["success"], "resend's end")
-    (woken,) = live.api.dag_runs("resend")
-    assert woken["run_type"] == "asset_triggered"
+    assert {run["run_type"] for run in live.api.dag_runs("resend")} == {"asset_triggered"}
 
     # Every audit left its row and its site; the button leads there, for readers only.
     control_run = live.rows("control", "SELECT max(run_id) FROM run WHERE duty = 'reconcile' AND stage > 0")[0][0]
