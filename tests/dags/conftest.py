@@ -19,11 +19,6 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 sys.path.append(str(ROOT / "plugins"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs this Airflow comes last: beside other tests it would take a good part of a core from them."""
-    items.sort(key=lambda item: "people" in getattr(item, "fixturenames", ()))
-
-
 @pytest.fixture(scope="session")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One start of Airflow for all tests in which people answer."""

@@ -74,12 +74,12 @@ WITH given AS (
     JOIN given g ON g.topic = h.topic AND g.message_id = h.message_id
     WHERE s.topic = h.topic AND s.message_id = h.message_id
         AND g.token IS NOT NULL AND s.attempt_token IS NOT DISTINCT FROM g.token AND s.send_count = 1
-    RETURNING s.topic, s.message_id, s.attempted_at, s.broker
+    RETURNING s.topic, s.message_id, s.attempted_at
 )
 INSERT INTO send_attempt
-    (topic, message_id, send_number, requested_by, started_at, outcome, broker, queue_id, queue_offset, queue_epoch,
+    (topic, message_id, send_number, requested_by, started_at, outcome, queue_id, queue_offset, queue_epoch,
      broker_message_id, error)
-SELECT g.topic, g.message_id, 1, 'producer', s.attempted_at, g.outcome, s.broker, g.queue_id, g.queue_offset, g.queue_epoch,
+SELECT g.topic, g.message_id, 1, 'producer', s.attempted_at, g.outcome, g.queue_id, g.queue_offset, g.queue_epoch,
     g.broker_message_id, g.error
 FROM settled s
 JOIN given g ON g.topic = s.topic AND g.message_id = s.message_id

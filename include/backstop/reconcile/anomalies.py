@@ -12,7 +12,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import Unavailable
 from backstop.named_sql import load
-from backstop.reconcile.quarantine import row_key
+from backstop.reconcile.row_key import row_key
 from backstop.records import Counts, Key, LogRow, StubStatus
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import EVERYTHING

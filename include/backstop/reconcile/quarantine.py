@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import islice
 from typing import Any
 
@@ -14,6 +13,7 @@ from pyspark.sql import functions as f
 
 from backstop.config.settings import Settings
 from backstop.named_sql import load
+from backstop.reconcile.row_key import row_key
 from backstop.records import ID_BYTES, TOPIC_BYTES, StubStatus
 from backstop.runs.run import Run, hold
 from backstop.stores.postgresql_connection import UNREADABLE
@@ -27,8 +27,6 @@ OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 
 TOO_LONG = "key_too_long"
 """No key of the control database holds such a row: its quarantine is all that is written about it."""
-_KEY_BYTES = 2000
-"""Of a row's key as text; with store and reason within what one index entry holds (2,704 bytes)."""
 
 Broken = tuple[str, str, str, str | None, str | None, str | None]
 """store, row_key, reason, topic, message_id, consumer_group"""
@@ -133,13 +131,6 @@ def quarantine_logs(deliveries: DataFrame, settings: Settings, control: Any, run
         for row in broken.collect()
     )  # fmt: skip
     _write(control, run, rows)
-
-
-def row_key(*parts: str | None) -> str:
-    """One text for a row's key; the SHA-256 of it where no index could hold it."""
-    # Ids may contain any separator: lengths in front make the joined text unique.
-    joined = "".join(f"{len(part)}:{part}" for part in (part or "" for part in parts))
-    return joined if len(joined.encode()) <= _KEY_BYTES else f"sha256:{sha256(joined.encode()).hexdigest()}"
 
 
 def _write(control: Any, run: Run, rows: Iterable[Broken]) -> None:

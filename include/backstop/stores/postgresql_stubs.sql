@@ -70,7 +70,10 @@ CROSS JOIN LATERAL (
     SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
 
 -- name: attempt_columns: begins a table for the rule: the columns of ATTEMPT_COLUMNS, one row an addressed group
-SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome, a.broker, a.queue_id, a.queue_offset, a.queue_epoch,
+-- A producer's own number 1 names its broker in the stub: a client must settle on a database that was not migrated yet.
+SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome,
+    coalesce(a.broker, CASE WHEN a.send_number > 1 THEN NULL WHEN s.send_count > 1 THEN s.first_broker ELSE s.broker END) AS broker,
+    a.queue_id, a.queue_offset, a.queue_epoch,
     CASE WHEN a.started_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
         least(a.started_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS started_at,
     CASE WHEN a.finished_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
@@ -98,7 +101,7 @@ WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestampt
 -- name: attempts_of_keys: ... of the stubs asked for that were sent more than once, or first to some groups alone
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
 CROSS JOIN LATERAL (
-    SELECT m.next_check_at, m.send_count, m.first_groups FROM message_stub m
+    SELECT m.next_check_at, m.send_count, m.first_groups, m.first_broker, m.broker FROM message_stub m
     WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s
 CROSS JOIN LATERAL (
     SELECT * FROM send_attempt m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) a
