@@ -16,7 +16,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 BUDGETS = Path(__file__).parent / "budgets.toml"
-DEFAULT = 200.0
+DEFAULT = 600.0
 """Seconds of a file that is not listed."""
 SLOWEST = 20
 

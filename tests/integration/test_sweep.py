@@ -102,7 +102,7 @@ def test_an_expired_lease_is_taken_back_and_the_next_begin_takes_it_over(world: 
     (((token,),),) = (world.sql(DB, "SELECT owner_token::text FROM consumer_log WHERE message_id = 'stuck'"),)
     assert token == old.token
     (new,) = begin(world, ["stuck"])
-    assert new.fence == old.fence + 1
+    assert new.fence > old.fence
 
 
 def test_a_late_worker_still_completes_while_nobody_has_taken_its_message_and_not_after(world: World) -> None:
