@@ -22,7 +22,7 @@ export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
 PYTEST = $(WITH_JAVA) $(PY) -m pytest
 # Files of tests at once: most of them wait most of the time.
-JOBS ?= 4
+JOBS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help mariadb activemq rocketmq setup bench demo chaos soak test test-unit test-brokers test-faults test-all collected \
@@ -49,7 +49,7 @@ activemq: setup ## the distribution of ActiveMQ Classic, for tests and the demo 
 rocketmq: setup ## the jars of RocketMQ, for tests and the demo (skipped when already there)
 	-@$(PY) -m backstop.local.fetch_rocketmq
 
-test: setup mariadb activemq rocketmq ## lint, types, and the tests, JOBS=4 files at once; left out: long runs, and what only `make test-brokers` runs
+test: setup mariadb activemq rocketmq ## lint, types, and the tests, JOBS=3 files at once; left out: long runs, and what only `make test-brokers` runs
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) -m "not soak and not other_broker" $(ARGS)
 

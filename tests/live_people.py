@@ -21,7 +21,7 @@ from backstop.local.airflow_api import FINISHED, AirflowApi, AirflowUnavailable
 from backstop.local.platform import PROJECT, Platform
 from backstop.local.prepare import prepare
 
-SECONDS = 180.0
+SECONDS = 600.0
 """For one step on a busy machine."""
 HOSTILE = "id-1` <img src=x onerror=alert(1)> [a](http://evil.example) {{ 7*7 }}\u202e\n# head"
 Detail = dict[str, Any]

@@ -31,7 +31,7 @@ from backstop.local.platform import Platform
 from backstop.local.prepare import prepare
 from backstop.runs.scope import name_of
 
-SECONDS = 300.0
+SECONDS = 600.0
 """For one run on a busy machine; a quiet one takes half a minute."""
 pytestmark = pytest.mark.timeout(900)
 QUICK = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))

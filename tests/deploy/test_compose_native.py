@@ -88,7 +88,7 @@ def test_the_duties_run_through_the_stack_on_its_spark_worker(stack: Stack) -> N
     assert api.import_errors() == []
     api.unpause("reconcile")
     run = api.trigger("reconcile")
-    state = api.wait("reconcile", run, 240)
+    state = api.wait("reconcile", run, 600)
     assert state == "success", api.task_log("reconcile", run, "judge")[-4000:]
     control = stack.url("duty", "BACKSTOP_DUTY_PASSWORD", "control")
     assert rows(control, "SELECT duty, state, error FROM run") == [("reconcile", "done", None)]

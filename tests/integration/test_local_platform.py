@@ -316,7 +316,7 @@ def test_airflow_runs_a_dag_for_the_generated_login_and_leaves_no_process(
         ]
         airflow.api.unpause("hello")
         run = airflow.api.trigger("hello")
-        assert airflow.api.wait("hello", run, 120) == "success"
+        assert airflow.api.wait("hello", run, 600) == "success"
         assert [(task["task_id"], task["state"]) for task in airflow.api.task_instances("hello", run)] == [
             ("greet", "success")
         ]

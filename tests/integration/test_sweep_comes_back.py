@@ -9,6 +9,7 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Consumer, Work
 from backstop.leases import guard
 from backstop.leases.lease import Acquired, Arrival
@@ -67,7 +68,8 @@ def consume(world: System, key: Key) -> list[int]:
         if message.key == key:
             fences.append(work.fence)
 
-    subscription = world.broker.subscribe("billing", ["orders"], "the living worker")
+    broker = RedisStreams(world.urls["broker"], visibility=timedelta(seconds=1))
+    subscription = broker.subscribe("billing", ["orders"], "the living worker")
     consumer = Consumer(
         subscription, lambda: psycopg2.connect(world.urls["billing_db"]), "billing", handler,
         retry_after=timedelta(seconds=1), wait=timedelta(seconds=1),
@@ -78,6 +80,7 @@ def consume(world: System, key: Key) -> list[int]:
             break
     consumer.close()
     subscription.close()
+    broker.close()
     return fences
 
 
@@ -88,17 +91,18 @@ def state(world: System) -> str:
 
 def test_the_broker_delivers_again_what_a_dead_worker_held(world: System) -> None:
     key = world.sent("held")
-    die_holding(world, key, acknowledged=False)
+    held = die_holding(world, key, acknowledged=False)
     assert sweep(world.settings, world.connections)["reclaim"] == 1
     assert state(world) == "EXPIRED"
-    assert consume(world, key) == [2]
+    (fence,) = consume(world, key)
+    assert fence > held.fence
     assert state(world) == "CONSUMED"
 
 
 def test_what_the_broker_has_given_up_is_stalled_and_resent(world: System, spark: Any) -> None:
     key = world.sent("given up")
     world.consume("shipping")
-    die_holding(world, key, acknowledged=True)
+    held = die_holding(world, key, acknowledged=True)
     sweep(world.settings, world.connections)
     # Time passes: the group's last touch is beyond the redelivery horizon, and it passed the message long ago.
     world.rows("billing_db", "UPDATE consumer_log SET updated_at = now() - interval '30 s', first_received_at = updated_at")
@@ -115,7 +119,8 @@ def test_what_the_broker_has_given_up_is_stalled_and_resent(world: System, spark
     verdicts = world.rows("control", "SELECT DISTINCT consumer_group, verdict FROM verdict WHERE verdict = 'STALLED'")
     assert verdicts == [("billing", "STALLED")]
     resend(world.settings, world.connections)
-    assert consume(world, key) == [2]
+    (fence,) = consume(world, key)
+    assert fence > held.fence
     assert state(world) == "CONSUMED"
     assert world.rows("shop_a", "SELECT send_number, requested_by FROM send_attempt ORDER BY 1") == [
         (1, "producer"), (2, "request 1")

@@ -12,6 +12,8 @@ from backstop.errors import Unavailable
 
 Json = dict[str, Any]
 POLL_SECONDS = 0.25
+READINGS = 3
+"""How often a GET is sent before an api-server that accepts it and does not answer counts as unavailable."""
 FINISHED = frozenset({"success", "failed"})
 
 
@@ -151,16 +153,20 @@ class AirflowApi:
             headers["Content-Type"] = "application/json"
             data = json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
-        try:
-            with self._opener.open(request, timeout=self._request_seconds) as response:
-                text = response.read()
-        except urllib.error.HTTPError as refused:
-            detail = refused.read().decode(errors="replace")[:500]
-            raise _unavailable(
-                f"{method} {path} was answered with {refused.code}: {detail}", refused.code
-            ) from refused
-        except OSError as silent:
-            raise _unavailable(f"{method} {path} was not answered: {silent}", None) from silent
+        # Only a GET is asked again: of anything else nobody knows whether it was carried out.
+        for last in [False] * (READINGS - 1) * (method == "GET") + [True]:
+            try:
+                with self._opener.open(request, timeout=self._request_seconds) as response:
+                    text = response.read()
+                break
+            except urllib.error.HTTPError as refused:
+                detail = refused.read().decode(errors="replace")[:500]
+                raise _unavailable(
+                    f"{method} {path} was answered with {refused.code}: {detail}", refused.code
+                ) from refused
+            except OSError as silent:
+                if last or not isinstance(silent, TimeoutError):
+                    raise _unavailable(f"{method} {path} was not answered: {silent}", None) from silent
         return dict(json.loads(text)) if text else {}
 
 
