@@ -23,6 +23,8 @@ from backstop.local.prepare import prepare
 
 SECONDS = 600.0
 """For one step on a busy machine."""
+A_MOMENT = 5.0
+"""What a person takes at least to answer."""
 HOSTILE = "id-1` <img src=x onerror=alert(1)> [a](http://evil.example) {{ 7*7 }}\u202e\n# head"
 Detail = dict[str, Any]
 
@@ -36,6 +38,8 @@ class Live:
         self.connections = Connections(resolver=platform.connections().get)
         self._taken: dict[str, Callable[[], int]] = {}
         """By form: gives the answer that Airflow took for it once more."""
+        self._asked: dict[object, float] = {}
+        """Since when it asks for an answer that it lost."""
 
     def control(self) -> Any:
         return psycopg2.connect(self.platform.dsn("control"))
@@ -126,12 +130,21 @@ class Live:
         def over() -> bool:
             if path in self._taken:
                 form = self.api.request("GET", path)
-                if not form["response_received"] and form["task_instance"]["state"] == "awaiting_input":
+                if self.asks_again(path, not form["response_received"] and form["task_instance"]["state"] == "awaiting_input"):
                     assert self._taken[path]() == 200
             return str(self.api.dag_run(dag, run)["state"]) in FINISHED
 
         self.wait_for(over, f"the end of {run} of {dag}")
         return self.tasks(run, dag) | {"": str(self.api.dag_run(dag, run)["state"])}
+
+    def asks_again(self, what: object, asks: bool) -> bool:
+        """Whether Airflow has asked for some seconds, as it does after it lost an answer.
+
+        It loses one that comes before its scheduler knows that the task has left its worker, and each costs a try of the task:
+        on a busy machine one who answers in the first instant each time uses them all up.
+        """
+        since = self._asked.setdefault(what, time.monotonic()) if asks else self._asked.pop(what, None)
+        return asks and since is not None and time.monotonic() - since > A_MOMENT
 
     def tasks(self, run: str, dag: str = "decide_case") -> dict[str, str]:
         return {str(t["task_id"]): str(t["state"]) for t in self.api.task_instances(dag, run)}

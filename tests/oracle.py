@@ -255,6 +255,7 @@ class _Judgement:
         self.shard = next(iter(tables["shard_state"]), _NOTHING)
         self.queues = {(row["broker"], row["queue_id"]): row for row in of_group("progress")}
         self.discarded = any(row["consumer_group"] == where[1] for row in of_key("decision"))
+        self.waits = any(row["consumer_group"] == where[1] for row in of_key("waiting"))
         self.dead = any(row["consumer_group"] in (None, where[1]) for row in of_key("dead_letter"))
         self.copies = copies(delivery, of_key("attempt"), self.policy)
         # "A copy is judged by its own broker's progress."
@@ -331,7 +332,7 @@ class _Judgement:
             return "IN_PROGRESS"
         if self.waits_until() is not None:
             return "WAITING"
-        if any(f.past is False for f in self.fates):
+        if self.waits or any(f.past is False for f in self.fates):
             return "BACKLOGGED"
         if self.missing():
             return "UNKNOWN"
@@ -397,7 +398,7 @@ class _Judgement:
             "PARKED": "ordering_key",
             "IN_PROGRESS": "touched_lately",
             "WAITING": "not_due" if not self.l and self.as_of < s["next_check_at"] else "first_check",
-            "BACKLOGGED": "to_be_redelivered" if self.l else "ahead_of_group",
+            "BACKLOGGED": "unacknowledged" if self.waits else "to_be_redelivered" if self.l else "ahead_of_group",
         }[verdict]
 
     # -- nothing waits for ever

@@ -12,7 +12,7 @@ from backstop.brokers.rocketmq.address import Address
 from backstop.brokers.rocketmq.clock import Clock
 from backstop.brokers.rocketmq.look import Looker
 from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.retries import Retries
+from backstop.brokers.rocketmq.retries import RetryReader
 from backstop.brokers.rocketmq.route import Routes
 from backstop.brokers.rocketmq.schedule import Schedule
 from backstop.brokers.rocketmq_delay_levels import parse_levels
@@ -32,7 +32,7 @@ class World:
         levels = parse_levels(server.settings["messageDelayLevel"])
         schedule = Schedule(self.pool, clock, levels)
         self.look = Looker(self.pool, routes, clock, schedule, seconds=10.0)
-        self.retries = Retries(self.pool, self.look, schedule, seconds=10.0)
+        self.retries = RetryReader(self.pool, self.look, schedule, seconds=10.0)
         # One for which everything that is scheduled is due at once, so that what is not delivered is late.
         self.hasty = Looker(
             self.pool, routes, clock, Schedule(self.pool, clock, [timedelta(0)] * len(levels)), seconds=10.0

@@ -168,7 +168,7 @@ def judge_tables(seed: int, topics: int, stubs_each: int, first_id: int = 1) -> 
     """The input of verdict.sql: topics x stubs_each x 2 deliveries; stub_ids from `first_id` on."""
     dice = Dice(seed)
     tables: dict[str, list[Row]] = {name: [] for name in (
-        "delivery", "attempt", "policy", "group_state", "shard_state", "progress", "dead_letter", "decision",
+        "delivery", "attempt", "policy", "group_state", "shard_state", "progress", "waiting", "dead_letter", "decision",
     )}  # fmt: skip
     tables["instant"] = [{"as_of": NOW}]
     number = first_id - 1
@@ -193,7 +193,7 @@ def judge_tables(seed: int, topics: int, stubs_each: int, first_id: int = 1) -> 
             for group in groups:
                 owed = {column: one[column] for column in frames.OWED if column != "consumer_group"}
                 tables["delivery"].append({**owed, "consumer_group": group, **log(dice, policies[group])})
-            for table, share in (("dead_letter", 0.05), ("decision", 0.03)):
+            for table, share in (("waiting", 0.05), ("dead_letter", 0.05), ("decision", 0.03)):
                 if dice.chance(share):
                     named = dice.random.choice((*groups, None if table == "dead_letter" else "elsewhere"))
                     rows = [{**key, "consumer_group": named}] * dice.random.choice((1, 1, 2))

@@ -443,6 +443,46 @@ class TestLooking:
         adapter.broker.publish(messages(topic, 1))
         assert is_at(5, 0)
 
+    def test_a_message_that_fails_again_and_again_is_listed_by_id_and_holds_back_nothing_else(
+        self, adapter: UnderTest, topic: str, group: str, receive: Receive
+    ) -> None:
+        """In the consumer's hands, on its way back, in its hands again: its id is told, or the group is not past it."""
+        if not adapter.broker.capabilities.lists_retries:
+            return
+        adapter.broker.publish([Message(topic, message_id, b"") for message_id in ("poison", "a", "b")])
+        stored_by = adapter.broker.clock()
+
+        def all_passed() -> bool:
+            """Whether the group is past everything but what is listed; the failing one is always either."""
+            live = adapter.broker.progress(topic, group)
+            seen = adapter.broker.list_retries(topic, group)
+            assert seen.ids is not None and seen.ids <= {"poison", "a", "b"}
+            at = live if seen.but_for_them is None else seen.but_for_them
+            passed = all(position.passed_until > stored_by for position in at)
+            assert "poison" in seen.ids or not passed
+            return passed and seen.ids == {"poison"}
+
+        def until(holds: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 60
+            while not holds():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+        subscription = adapter.subscribe(group, [topic], "c1")
+        got = {one.message.message_id: one for one in receive(subscription, 3)}
+        all_passed()
+        subscription.acknowledge([got["a"], got["b"]])
+        all_passed()
+        subscription.hand_back(got["poison"], after=NOTHING, counts=True)
+        until(all_passed)
+        [again] = receive(subscription, 1)
+        until(all_passed)
+        subscription.hand_back(again, after=NOTHING, counts=True)
+        until(all_passed)
+        [again] = receive(subscription, 1)
+        subscription.acknowledge([again])
+        until(lambda: adapter.broker.list_retries(topic, group).ids == frozenset())
+
     def test_progress_never_passes_a_message_that_is_not_acknowledged(
         self, adapter: UnderTest, topic: str, group: str, receive: Receive
     ) -> None:

@@ -63,6 +63,7 @@ class Case:
     group: Row | None = field(default_factory=dict)
     shard: Row | None = field(default_factory=dict)
     policy: Row = field(default_factory=dict)
+    waits: tuple[str, ...] = ()
     dead: tuple[str | None, ...] = ()
     discarded: tuple[str, ...] = ()
     elsewhere: Mapping[str, tuple[Row, Row | None]] = field(default_factory=dict)
@@ -193,6 +194,13 @@ CASES: tuple[Case, ...] = (
     lost("the group is one past the copy"),
     ahead("the broker will redeliver", "to_be_redelivered", queue=AHEAD, log=log("FAILED")),
     ahead("beats incomplete evidence", queue=AHEAD, group={"dead_letters_read": False}),
+    ahead("waits for another delivery, and the group is past it", "unacknowledged", waits=("billing",)),
+    ahead("waits, failed and past", "unacknowledged", waits=("billing", "billing"), log=log("FAILED")),
+    ahead("waits, and no copy is known", "unacknowledged", waits=("billing",), stub=NEVER),
+    ahead("waits beats incomplete evidence", "unacknowledged", waits=("billing",), group={"dead_letters_read": False}),
+    lost("waits for another group", waits=("shipping",)),
+    Case("consumed beats waits", "CONFIRMED", "consumed", waits=("billing",), log=log("CONSUMED")),
+    Case("its dead letter beats waits", "DEAD_LETTERED", "dead_letter", look=SOON, waits=("billing",), dead=("billing",)),
     lost("a stub sent once tells by itself", attempts=(attempt(1, queue_offset=11),)),
     ahead("one copy of two ahead", stub={"send_count": 2}, attempts=(attempt(1), attempt(2, queue_offset=11))),
     # Settled progress in time is at -1 s: 30 s to send and twice 5 s of skew before it.
@@ -397,7 +405,7 @@ def _absolute(row: Mapping[str, Any]) -> Row:
 
 def tables(cases: Iterable[Case] = CASES) -> dict[str, list[Row]]:
     """The input of verdict.sql: every case in a topic and a shard of its own, its stub_id its place in the table."""
-    names = ("delivery", "attempt", "policy", "group_state", "shard_state", "progress", "dead_letter", "decision")
+    names = ("delivery", "attempt", "policy", "group_state", "shard_state", "progress", "waiting", "dead_letter", "decision")
     found: dict[str, list[Row]] = {name: [] for name in names}
     found["instant"] = [{"as_of": NOW}]
     for number, case in enumerate(cases):
@@ -419,6 +427,7 @@ def tables(cases: Iterable[Case] = CASES) -> dict[str, list[Row]]:
             found["group_state"].append(_absolute({**where, **GROUP, "broker": broker, **group_there}))
             if queue_there is not None:
                 found["progress"].append(_absolute({**where, "queue_id": 0, **QUEUE, "broker": broker, **queue_there}))
+        found["waiting"].extend({**key, "consumer_group": group} for group in case.waits)
         found["dead_letter"].extend({**key, "consumer_group": group} for group in case.dead)
         found["decision"].extend({**key, "consumer_group": group} for group in case.discarded)
     return found

@@ -90,7 +90,7 @@ def test_an_answer_in_the_first_instant_two_people_at_once_and_a_lost_start_end_
     assert people.api.wait("ask_people", looking, SECONDS) == "success"
 
     def settled() -> bool:
-        if people.details(hasty):  # it was lost on its way: Airflow asks again
+        if people.asks_again(hasty, bool(people.details(hasty))):  # it was lost on its way
             people.answer(f"case-{hasty}-1", "leave", why="in the first instant")
         return str(people.api.dag_run("decide_case", f"case-{hasty}-1")["state"]) == "success"
 

@@ -293,6 +293,93 @@ def test_what_could_not_be_read_of_the_schedule_counts_as_waiting(world: World, 
     mine.close()
 
 
+def named(message_id: str) -> str:
+    return f"backstop-message-id\x01{message_id}\x02"
+
+
+def test_what_failed_is_listed_by_id_wherever_it_is(world: World) -> None:
+    topic = world.made(1, "g", "other")
+    group, retry = f"g-{topic}", f"%RETRY%g-{topic}"
+    sent = [world.store(topic, 0, named(f"m-{number}")) for number in range(3)] + [world.store(topic, 0, "")]
+    world.until(lambda: world.end(topic) == 4)
+    assert world.retries.listed(topic, group, None).ids == frozenset()
+    for message_id, _ in (*sent[:2], sent[3]):
+        world.send_back(group, topic, message_id, 6)
+    assert world.retries.listed(topic, group, None).ids == {"m-0", "m-1"}, "scheduled; one without an id is nobody's"
+    assert world.retries.listed(topic, f"other-{topic}", None).ids == frozenset()
+    world.until(lambda: world.end(retry) == 3)
+    there = world.retries.listed(topic, group, None)
+    assert (there.ids, there.count >= 3) == ({"m-0", "m-1"}, True)
+    world.commit(group, retry, 0, 3)
+    world.until(lambda: world.retries.listed(topic, group, None).places != there.places)
+    after = world.retries.listed(topic, group, None)
+    assert (after.ids, after.count) == (frozenset(), 0)
+    assert world.retries.listed(topic, group, there.places).ids == {"m-0", "m-1"}, "as it was when they were not committed"
+    assert world.retries.listed(topic, group, {}).ids == {"m-0", "m-1"}, "from the beginning, where no place is known"
+    beyond = dict.fromkeys(there.places, 1_000)
+    assert world.retries.listed(topic, group, beyond).ids == {"m-0", "m-1"}, "a place beyond the end is of another life"
+
+
+def test_a_retry_of_another_topic_of_the_group_is_not_listed(world: World) -> None:
+    topic, other = world.made(1), world.made(1)
+    group = f"g-{topic}"
+    message_id, _ = world.store(other, 0, named("m"))
+    world.until(lambda: world.end(other) == 1)
+    world.send_back(group, other, message_id, 3)
+    world.until(lambda: world.end(f"%RETRY%{group}") == 1)
+    assert world.retries.listed(topic, group, None).ids == frozenset()
+    assert world.retries.listed(other, group, None).ids == {"m"}
+
+
+def test_a_delayed_message_of_the_topic_is_listed_for_each_of_its_groups(world: World) -> None:
+    topic = world.made(1)
+    world.store(topic, 0, f"{named('later')}DELAY\x019\x02")
+    world.until(lambda: world.retries.listed(topic, f"g-{topic}", None).ids == {"later"})
+    assert world.retries.listed(topic, f"g-{topic}", None).count == 0, "and it is no retry"
+
+
+@pytest.mark.parametrize("limit", ["LISTED", "LISTED_BYTES"])
+def test_more_than_may_be_read_is_not_listed_at_all(world: World, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    topic = world.made(1)
+    group = f"g-{topic}"
+    message_id, _ = world.store(topic, 0, named("m"), b"x" * 4000)
+    world.until(lambda: world.end(topic) == 1)
+    for _ in range(2):
+        world.send_back(group, topic, message_id, 3)
+    world.until(lambda: world.end(f"%RETRY%{group}") == 2)
+    assert world.retries.listed(topic, group, None).ids == {"m"}
+    monkeypatch.setattr(f"backstop.brokers.rocketmq.retries.{limit}", 1)
+    seen = world.retries.listed(topic, group, None)
+    assert (seen.ids, seen.count) == (None, 2)
+
+
+def test_a_message_that_goes_round_is_never_missing_from_the_list(world: World, java: JavaPeer) -> None:
+    topic = world.made(1)
+    group = f"g-{topic}"
+    consumer = java.consume(group, topic, fail=4)
+    seen: list[bool] = []
+    stop = threading.Event()
+
+    def keep_looking() -> None:
+        mine = World(world.server)
+        while not stop.is_set():
+            seen.append("round" in (mine.retries.listed(topic, group, None).ids or ()))
+        mine.close()
+
+    world.store(topic, 0, named("round"))
+    consumer.wait_until("the first failure", lambda c: c.ended)
+    world.until(lambda: world.retries.listed(topic, group, None).ids)
+    thread = threading.Thread(target=keep_looking)
+    thread.start()
+    consumer.wait_until("its success", lambda c: c.done)
+    done_after = len(seen)
+    stop.set()
+    thread.join(WAIT)
+    consumer.close()
+    # The last looks may have begun before the success was told, and ended after its commit.
+    assert done_after > 4 and all(seen[: done_after - 2])
+
+
 # Faults.
 
 

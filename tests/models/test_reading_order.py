@@ -15,13 +15,8 @@ from typing import Any
 
 import pytest
 
-from backstop.verdicts import frames
-from backstop.verdicts.evaluate import Engine
+from rule_rows import ATTEMPT, EARLY, LATE, START, YEAR_1, S, by_the_rule, group_state, log, no_rows, policy, progress
 
-S = 1_000_000
-START, EARLY, LATE = 1_790_000_000 * S, 1_790_000_010 * S, 1_790_000_600 * S
-MAX_SEND, ATTEMPT, CONSUME_TIMEOUT = 30 * S, 120 * S, 60 * S
-YEAR_1 = -62_135_596_800 * S
 SAFE = ("stubs", "progress", "offsets", "logs", "floor")
 
 
@@ -151,10 +146,7 @@ def explore(model: Model) -> set[World]:
 
 def verdicts(ends: list[World], model: Model) -> list[tuple[str, bool]]:
     """(verdict, eligible) of m by the shipped rule, for what each run saw."""
-    tables: dict[str, list[dict[str, Any]]] = {
-        "instant": [{"as_of": LATE}], "delivery": [], "attempt": [], "policy": [], "group_state": [], "progress": [],
-        "shard_state": [{"shard": "s", "clock_good": True, "attempts_read": True}], "dead_letter": [], "decision": [],
-    }  # fmt: skip
+    tables = no_rows()
     for number, world in enumerate(ends):
         seen = dict(world.read)
         acknowledged, as_of = seen["stubs"]
@@ -172,32 +164,14 @@ def verdicts(ends: list[World], model: Model) -> list[tuple[str, bool]]:
             "attempt_deadline": START + ATTEMPT + moved, "settled": acknowledged is not None, "broker": "main",
             "queue_id": None if acknowledged is None else 0,
             "queue_offset": acknowledged, "queue_epoch": None if acknowledged is None else "e", "first_to_all": True,
-            **dict.fromkeys(frames.LOG), "log_answered": True, "log_found": seen["logs"],
-            **({"log_valid": True, "log_state": "CONSUMED", "log_updated_at": START, "log_consumed_at": START}
-               if seen["logs"] else {}),
+            **log(seen["logs"]),
         })  # fmt: skip
-        tables["policy"].append({
-            **known, "broker": "main", "every_tag": True, "active_from": None, "active_until": None, "duplicates": "guard",
-            "max_sends": 5, "max_refusals": 20, **dict.fromkeys(frames.DURATIONS, 10**15), "max_clock_skew": 0, "first_check": S,
-            "max_send_duration": MAX_SEND, "consume_timeout": CONSUME_TIMEOUT, "recheck": S,
-        })  # fmt: skip
+        tables["policy"].append(policy(topic, "main"))
         tables["group_state"].append({
-            **known, "broker": "main", "removed": False, "lives_accepted": True, "passed_until": passed_until + moved,
-            "log_floor": seen["floor"] + (moved if seen["floor"] > 0 else 0),
-            "clock_good": True, "offsets_read": True, "retry_read": True, "dead_letters_read": True,
+            **group_state(topic, "main", passed_until + moved), "log_floor": seen["floor"] + (moved if seen["floor"] > 0 else 0),
         })  # fmt: skip
-        tables["progress"].append({
-            "topic": topic, "consumer_group": "g", "broker": "main", "queue_id": 0, "epoch": "e", "epoch_accepted": True,
-            "settled_offset": passed, "first_offset": 0, "next_offset": seen["offsets"], "previous_next_offset": None,
-            "previous_read_at": None, "rate": None,
-        })  # fmt: skip
-    engine = Engine()
-    try:
-        rows = sorted(engine.rows("verdict", tables), key=lambda row: row["stub_id"])  # type: ignore[arg-type, return-value]
-    finally:
-        engine.close()
-    assert len(rows) == len(ends)
-    return [(str(row["verdict"]), bool(row["eligible"])) for row in rows]
+        tables["progress"].append(progress(topic, "main", passed, seen["offsets"]))
+    return by_the_rule(tables)
 
 
 def is_lost(world: World) -> bool:

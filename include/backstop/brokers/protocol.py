@@ -56,6 +56,8 @@ class Capabilities:
     """A message that was acknowledged before an older one stays so when its consumer dies; else it comes again with it."""
     knows_pending: bool = True
     """It knows which messages are in consumers' hands; else `pending` is 0."""
+    lists_retries: bool = False
+    """`list_retries` tells which messages come again; else only `retry_pending` tells how many wait outside the topic."""
     tells_holders: bool = False
     """It knows which consumers a group has now, and these tell which queues they hold and have locked."""
 
@@ -98,6 +100,24 @@ class GroupPosition:
     passed_until: datetime
     pending: int
     """Messages delivered and not yet acknowledged."""
+
+
+Places = Mapping[str, int]
+"""How far a group was in queues of its own outside the topic, in the broker's words: recorded, and given back later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """What the broker will deliver to a group again: failed messages on their way there, or in the group's hands."""
+
+    count: int
+    """At most so many wait outside the topic's own queues."""
+    ids: frozenset[str] | None
+    """The ids of all messages of the topic among them, and of those that the broker delays; perhaps some more. Null: there are
+    too many, or one could not be read."""
+    places: Places
+    but_for_them: Sequence[GroupPosition] | None = None
+    """Where they lie in the topic's own queues: how far the group is in each but for them; null: `progress` says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +218,14 @@ class Broker(Protocol):
 
     def retry_pending(self, topic: str, group: str) -> int:
         """Messages that wait for this group outside the topic's own queues."""
+        ...
+
+    def list_retries(self, topic: str, group: str, since: Places | None = None) -> Retries:
+        """What comes to the group again, by id (capability lists_retries; else BrokerUnavailable).
+
+        `since`: the `places` of an earlier look, from which on it is listed; null: from what the group has committed. Where a
+        commit does not say that the message was processed, only a look as old as the redeliveries take is early enough.
+        """
         ...
 
     def holders(self, topic: str, group: str) -> list[Holder]:

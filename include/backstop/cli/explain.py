@@ -54,6 +54,7 @@ def evidence(judged: Judged) -> str:
         "not_due": "it is too early to look",
         "first_check": "it was first seen a moment ago, and no send of it was acknowledged",
         "to_be_redelivered": f"the broker will deliver it again ({log})",
+        "unacknowledged": "the group has not acknowledged it, and the broker will deliver it (again)",
         "ahead_of_group": f"{e.get('copies_ahead')} of {e.get('copies')} copies are still ahead of the group{where}",
         "not_finished": f"received and not finished ({log}); the broker has nothing left to redeliver",
         "no_duplicates_allowed": f"received and not finished ({log}); the group takes no duplicates",

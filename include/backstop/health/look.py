@@ -80,7 +80,7 @@ def take_look(sources: Sources, cursor: Any, as_of: datetime, history: History) 
     look without counts. A group that has ended, or has not begun, is not looked at.
     """
     settings = sources.settings
-    looks = look_at_groups(sources, cursor, as_of, list(settings.topics))
+    looks = look_at_groups(sources, cursor, as_of, list(settings.topics), to_judge=False)
     until = as_of - lag(settings)
     recorded = _each_since(
         {topic: _from(history.topics.get(topic), until) for topic in looks.queues},

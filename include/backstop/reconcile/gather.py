@@ -69,6 +69,8 @@ class Gathered:
     broken: DataFrame
     read: list[Read]
     missed: Mapping[str, str]
+    unlisted: int
+    """Groups of which not all that waits for another delivery could be listed."""
 
 
 def gather(
@@ -110,11 +112,13 @@ def gather(
         "policy": policy, "instant": table(frames.INSTANT, [{"as_of": frames.micros(run.as_of)}]),
         "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
         "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
-        "progress": table(frames.PROGRESS, looks.progress_rows()), "dead_letter": table(frames.DEAD_LETTER, looks.dead),
+        "progress": table(frames.PROGRESS, looks.progress_rows()), "waiting": table(frames.WAITING, looks.waiting_rows()),
+        "dead_letter": table(frames.DEAD_LETTER, looks.dead),
         "decision": table(frames.DECISION, decisions), "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(settings)),
     })  # fmt: skip
     phases.end("lookup")
-    return Gathered(held, rule, broken, read, {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable})
+    missed = {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable}
+    return Gathered(held, rule, broken, read, missed, looks.unlisted)
 
 
 def _with_attempts(stubs: DataFrame, attempts: DataFrame) -> tuple[DataFrame, set[tuple[str, str]]]:

@@ -71,4 +71,6 @@ def judge(
         counts.add(row["verdict"].lower(), row["deliveries"])
         counts.add("eligible", row["eligible"])
     counts.add("unreachable", away)
+    if gathered.unlisted:
+        counts.add("retries_not_listed", gathered.unlisted)
     return counts

@@ -37,10 +37,10 @@ def judge_batches(rule: Rule, engine: Engine, batches: Iterator[pa.RecordBatch])
 
     for held in unpack(batches):
         stubs = held.filter(_firsts(held))
-        # Dead letters and decisions may be many: only those of these messages are given to the engine.
+        # These may be many: only those of these messages are given to the engine.
         mine = {
             name: rule.tables[name].filter(pc.is_in(rule.tables[name].column("message_id"), stubs.column("message_id")))
-            for name in ("dead_letter", "decision")
+            for name in ("waiting", "dead_letter", "decision")
         }
         judged = engine.run("verdict", {
             **rule.tables, **mine, "attempt": _attempts(stubs),

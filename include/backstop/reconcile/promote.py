@@ -35,7 +35,7 @@ from backstop.verdicts.blast_radius import Radius, too_wide
 from backstop.verdicts.sources import Sources, reason
 
 _SQL = load("backstop.reconcile", "queries.sql")
-_FORGET_HISTORY = load("backstop.verdicts", "queries.sql")["forget_history"]
+_FORGET = [load("backstop.verdicts", "queries.sql")[name] for name in ("forget_history", "forget_retry_places")]
 _CONTROL_CLOCK = load("backstop.verdicts", "queries.sql")["control_clock"]
 _CLOCK_SAMPLES = 3
 """The quickest of them counts: the first may open a connection."""
@@ -86,10 +86,9 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
         cursor.execute(_SQL["forget_staging"])
         cursor.execute(_SQL["forget_staged_verdicts"])
         for topic, group in _deliveries(settings):
-            cursor.execute(
-                _FORGET_HISTORY,
-                {"topic": topic, "group": group, "before": run.as_of - settings.policy_for(topic, group).progress_history},
-            )
+            before = run.as_of - settings.policy_for(topic, group).progress_history
+            for statement in _FORGET:
+                cursor.execute(statement, {"topic": topic, "group": group, "before": before})
     failures.raise_if_any(run.run_id)
     return counts
 

@@ -42,6 +42,11 @@ def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
             cursor.execute(_SQL["record_regression"], seen)
             cursor.execute(_SQL["record_progress"], seen)
             cursor.execute(_SQL["record_history"], seen)
+        if look.retry_places:
+            cursor.execute(_SQL["record_retry_place"], {
+                "group": look.group, "broker": look.broker, "topic": look.topic, "recorded_at": look.read_at,
+                "places": as_json(look.retry_places), "run_id": run.run_id,
+            })  # fmt: skip
 
 
 def as_json(value: Mapping[str, object]) -> str:

@@ -64,6 +64,9 @@ LIMIT %(limit)s;
 -- name: progress_history: of topics that no run reads any more; the others are kept shorter by reconcile
 SELECT p.ctid FROM progress_history p WHERE p.recorded_at < %(before)s LIMIT %(limit)s;
 
+-- name: retry_place: the same for places in retry queues
+SELECT p.ctid FROM retry_place p WHERE p.recorded_at < %(before)s LIMIT %(limit)s;
+
 -- name: watch_finding: findings of the watch that are over
 SELECT f.ctid FROM watch_finding f WHERE f.over_at < %(before)s LIMIT %(limit)s FOR UPDATE OF f SKIP LOCKED;
 

@@ -19,7 +19,7 @@ BY_RUN = (
     "verdict", "verdict_count", "staged_verdict", "staged_stub", "staged_count", "staged_read", "staged_letter", "data_check",
     "incident",
 )  # fmt: skip
-BY_AGE = ("progress_history", "watch_finding", "quarantine", "anomaly", "alert")
+BY_AGE = ("progress_history", "retry_place", "watch_finding", "quarantine", "anomaly", "alert")
 POINTED_AT = ("alert_message", "case_file", "resend_batch", "cause", "drain_batch", "run")
 """Other tables point at these: a row goes when none does any more. Runs last, because nearly everything points at them."""
 

@@ -24,7 +24,7 @@ RELATIONS: Mapping[str, Mapping[str, Columns]] = {
     "verdict": {
         "instant": frames.INSTANT, "delivery": frames.DELIVERY, "attempt": frames.ATTEMPT, "policy": frames.POLICY,
         "group_state": frames.GROUP_STATE, "shard_state": frames.SHARD_STATE, "progress": frames.PROGRESS,
-        "dead_letter": frames.DEAD_LETTER, "decision": frames.DECISION,
+        "waiting": frames.WAITING, "dead_letter": frames.DEAD_LETTER, "decision": frames.DECISION,
     },
     "outcome": {
         "instant": frames.INSTANT, "stub": frames.STUB, "judged": frames.JUDGED, "no_taker": frames.NO_TAKER,
@@ -64,8 +64,8 @@ class Engine:
                 self._db.unregister(relation)
 
     def rows(self, name: str, tables: Mapping[str, Sequence[Row]]) -> list[Row]:
-        """The same over plain rows."""
-        given = {relation: table(columns, tables[relation]) for relation, columns in RELATIONS[name].items()}
+        """The same over plain rows; a relation that is left out has none."""
+        given = {relation: table(columns, tables.get(relation, ())) for relation, columns in RELATIONS[name].items()}
         found: list[Row] = self.run(name, given).to_pylist()
         return found
 

@@ -69,6 +69,8 @@ PROGRESS: Final[Columns] = {
     "previous_next_offset": "bigint", "previous_read_at": "bigint", "rate": "double",
 }  # fmt: skip
 DEAD_LETTER: Final[Columns] = {"topic": "string", "message_id": "string", "consumer_group": "string"}
+WAITING: Final[Columns] = {"topic": "string", "message_id": "string", "consumer_group": "string"}
+"""What the broker will deliver to a group again, or later."""
 DECISION: Final[Columns] = {"topic": "string", "message_id": "string", "consumer_group": "string"}
 NO_TAKER: Final[Columns] = {"topic": "string", "overdue_horizon": "bigint", "replay_horizon": "bigint"}
 

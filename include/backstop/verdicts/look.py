@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from backstop.brokers.protocol import Broker, GroupPosition, ProgressMeans, QueueState
+from backstop.brokers.protocol import Broker, GroupPosition, Places, ProgressMeans, QueueState, Retries
 from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.stores.protocol import Life
@@ -48,6 +48,11 @@ class GroupLook:
     progress_read: bool = False
     """Whether the broker answered for this group."""
     retry_pending: int | None = None
+    waiting: frozenset[str] | None = None
+    """The ids of what the broker will deliver to the group again, or later; null: they are not known, and as long as any wait,
+    only what was passed when none did is settled."""
+    retry_places: Places = field(default_factory=dict)
+    """How far the group was in its retry queues; recorded for later looks."""
     log_floor: datetime | None = None
     clock_good: bool = False
     dead_letters_read: bool = False
@@ -58,6 +63,7 @@ class Looks:
     """All that one run, or one judgement by key, saw besides stubs and logs."""
 
     as_of: datetime
+    to_judge: bool = True
     queues: dict[str, dict[int, QueueLook]] = field(default_factory=dict)
     groups: dict[tuple[str, str], GroupLook] = field(default_factory=dict)
     shards: dict[str, tuple[bool, bool]] = field(default_factory=dict)
@@ -69,6 +75,21 @@ class Looks:
     """The same at each other configured broker that copies went to."""
     removed: set[tuple[str, str]] = field(default_factory=set)
     """(topic, broker) of copies whose broker is not configured any more."""
+
+    @property
+    def unlisted(self) -> int:
+        """Groups for which something waits that is not known by id: there nothing is settled that was passed since."""
+        here = sum(bool(look.retry_pending) and look.waiting is None for look in self.groups.values())
+        return here + sum(other.unlisted for other in self.others)
+
+    def waiting_rows(self) -> list[Row]:
+        """Rows of frames.WAITING."""
+        rows: list[Row] = [row for other in self.others for row in other.waiting_rows()]
+        rows += [
+            {"topic": look.topic, "consumer_group": look.group, "message_id": message_id}
+            for look in self.groups.values() for message_id in look.waiting or ()
+        ]  # fmt: skip
+        return rows
 
     def passed_until(self, look: GroupLook) -> datetime | None:
         """The settled instant over every queue of the topic; null when one queue is not known."""
@@ -154,16 +175,18 @@ class Clocks:
 
 
 def look_at_groups(
-    sources: Sources, cursor: Any, as_of: datetime, topics: Iterable[str], went_to: Iterable[tuple[str, str]] = ()
-) -> Looks:
+    sources: Sources, cursor: Any, as_of: datetime, topics: Iterable[str], went_to: Iterable[tuple[str, str]] = (), *,
+    to_judge: bool = True,
+) -> Looks:  # fmt: skip
     """Clocks, progress, then offsets and retry depth of these topics; call it after the stubs and attempts were read.
 
     `went_to`: (topic, broker) of the copies, which are judged by their own broker as long as that one is configured. A broker or
     store that does not answer leaves its part unknown (and `sources.unreachable` says so). What is unread of one group is unknown
-    of that group alone.
+    of that group alone. `to_judge`: else how far the groups are is all that is wanted, and what waits in retries is not read.
     """
     settings = sources.settings
-    looks = _look(sources, cursor, as_of, {topic: settings.topics[topic].broker for topic in sorted(topics)})
+    looks = Looks(as_of, to_judge)
+    _look(looks, sources, cursor, {topic: settings.topics[topic].broker for topic in sorted(topics)})
     elsewhere: dict[str, dict[str, str]] = {}
     for topic, name in sorted(set(went_to)):
         if topic not in settings.topics or name == settings.topics[topic].broker:
@@ -172,13 +195,15 @@ def look_at_groups(
             elsewhere.setdefault(name, {})[topic] = name
         else:
             looks.removed.add((topic, name))
-    looks.others.extend(_look(sources, cursor, as_of, there) for there in elsewhere.values())
+    for there in elsewhere.values():
+        looks.others.append(Looks(as_of, to_judge))
+        _look(looks.others[-1], sources, cursor, there)
     return looks
 
 
-def _look(sources: Sources, cursor: Any, as_of: datetime, brokers: Mapping[str, str]) -> Looks:
+def _look(looks: Looks, sources: Sources, cursor: Any, brokers: Mapping[str, str]) -> None:
     """The look at each topic at one broker; `brokers`: by topic."""
-    looks, clocks = Looks(as_of), Clocks(cursor)
+    clocks = Clocks(cursor)
     for topic, name in brokers.items():
         settings = sources.settings.topics[topic]
         for group in settings.groups:
@@ -188,7 +213,6 @@ def _look(sources: Sources, cursor: Any, as_of: datetime, brokers: Mapping[str, 
         except Unavailable as error:
             sources.missed(f"broker {name}", error)
     _look_at_log_stores(looks, sources, clocks)
-    return looks
 
 
 def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, topic: str, name: str) -> None:
@@ -196,7 +220,7 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
     settings = sources.settings.topics[topic]
     broker = sources.broker(name)
     live: dict[str, dict[int, GroupPosition]] = {}
-    retry: dict[str, int] = {}
+    retry: dict[str, Retries] = {}
     unread: dict[str, Unavailable] = {}
     for group in settings.groups:
         try:
@@ -207,15 +231,21 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
     queues = _queues(broker, sources, cursor, name, topic)
     for group in live:
         try:
-            retry[group] = broker.retry_pending(topic, group)
+            retry[group] = (
+                _retries(broker, sources, cursor, looks.as_of, name, topic, group) if looks.to_judge else Retries(0, None, {})
+            )
         except Unavailable as error:
             unread[group] = error
     broker_clock = clocks.within(broker, sources.settings.policy_for(topic).max_clock_skew)
     looks.queues[topic] = queues
     for group in retry:
-        look = replace(looks.groups[topic, group], progress_read=True, retry_pending=retry[group])
+        seen = retry[group]
+        look = replace(
+            looks.groups[topic, group], progress_read=True, retry_pending=seen.count, waiting=seen.ids,
+            retry_places=seen.places,
+        )  # fmt: skip
         try:
-            look = _with_progress(look, broker, sources, cursor, looks.as_of, queues, live[group])
+            look = _with_progress(look, broker, sources, cursor, looks.as_of, queues, live[group], seen.but_for_them)
         except Unavailable as error:
             unread[group] = error
             continue
@@ -232,6 +262,32 @@ def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[
     if sources.settings.groups[group].progress == "logged":
         return {}  # derived from the logs, after the queues are known
     return {position.queue_id: position for position in broker.progress(topic, group)}
+
+
+def _retries(
+    broker: Broker, sources: Sources, cursor: Any, as_of: datetime, name: str, topic: str, group: str
+) -> Retries:
+    """What waits for another delivery. Listed from where the group was a settle grace ago: what it took from its retry queue
+    since then may come again."""
+    if not broker.capabilities.lists_retries:
+        return Retries(broker.retry_pending(topic, group), None, {})
+    grace = _grace(broker, sources, topic, group)
+    since: Places | None = None
+    if grace > timedelta(0):
+        cursor.execute(_SQL["retry_place"], {"group": group, "broker": name, "topic": topic, "until": as_of - grace})
+        since = next((row[0] for row in cursor.fetchall()), {})
+    return broker.list_retries(topic, group, since)
+
+
+def _grace(broker: Broker, sources: Sources, topic: str, group: str) -> timedelta:
+    """How old recorded progress must be to be settled, by what it counts."""
+    policy = sources.settings.policy_for(topic, group)
+    declared = ProgressMeans(sources.settings.groups[group].progress)
+    if declared is ProgressMeans.LOGGED:
+        return policy.consume_timeout
+    # A group may call its progress acknowledged only where the broker's means that much.
+    exact = declared is broker.capabilities.progress_means is ProgressMeans.ACKNOWLEDGED
+    return timedelta(0) if exact else policy.redelivery_horizon
 
 
 def _queues(broker: Broker, sources: Sources, cursor: Any, name: str, topic: str) -> dict[int, QueueLook]:
@@ -285,30 +341,26 @@ def _with_progress(
     as_of: datetime,
     queues: Mapping[int, QueueLook],
     positions: Mapping[int, GroupPosition],
+    but_for_waiting: Sequence[GroupPosition] | None,
 ) -> GroupLook:
     where = {"group": look.group, "broker": look.broker, "topic": look.topic}
     policy = sources.settings.policy_for(look.topic, look.group)
     declared = ProgressMeans(sources.settings.groups[look.group].progress)
     if declared is ProgressMeans.LOGGED:
         live = _logged(look, broker, sources, cursor, queues)
-        grace = policy.consume_timeout
     else:
-        live = {
-            queue_id: Progress(queues[queue_id].epoch, position.next_offset, position.passed_until)
-            for queue_id, position in positions.items()
-            if queue_id in queues and queues[queue_id].epoch.partition("~")[0] == position.epoch
-        }
-        # A group may call its progress acknowledged only where the broker's means that much.
-        exact = declared is broker.capabilities.progress_means is ProgressMeans.ACKNOWLEDGED
-        grace = timedelta(0) if exact else policy.redelivery_horizon
+        live = _in_present_life(positions.values(), queues)
+    grace = _grace(broker, sources, look.topic, look.group)
     cursor.execute(_SQL["control_clock"])
     read_at: datetime = cursor.fetchone()[0]
-    # What waits in a retry queue is passed in the topic's own: until that queue is empty, it holds back what is settled.
-    if grace == timedelta(0) and not look.retry_pending:
-        settled = live
+    # What waits in a retry queue is passed in the topic's own. Where it is known by id, it holds back nothing but itself; else
+    # it holds back what is settled until that queue is empty.
+    unlisted = look.retry_pending or 0 if look.waiting is None else 0
+    if grace == timedelta(0) and not unlisted:
+        settled = live if but_for_waiting is None else _in_present_life(but_for_waiting, queues)
     else:
         cursor.execute(_SQL["retry_last_empty"], where)
-        until = cut(as_of, grace, look.retry_pending or 0, cursor.fetchone()[0])
+        until = cut(as_of, grace, unlisted, cursor.fetchone()[0])
         cursor.execute(_SQL["settled_progress"], {**where, "until": until})
         settled = settle(live, {row[0]: Progress(*row[1:]) for row in cursor.fetchall()})
     cursor.execute(_SQL["rate_since"], {**where, "since": as_of - policy.queue_delay_cap})
@@ -319,6 +371,14 @@ def _with_progress(
         if now is not None and now.epoch == epoch and seconds > 0 and now.next_offset > offset:
             rates[queue_id] = (now.next_offset - offset) / seconds
     return replace(look, read_at=read_at, live=live, settled=settled, rates=rates)
+
+
+def _in_present_life(positions: Iterable[GroupPosition], queues: Mapping[int, QueueLook]) -> dict[int, Progress]:
+    return {
+        position.queue_id: Progress(queues[position.queue_id].epoch, position.next_offset, position.passed_until)
+        for position in positions
+        if position.queue_id in queues and queues[position.queue_id].epoch.partition("~")[0] == position.epoch
+    }
 
 
 def _logged(

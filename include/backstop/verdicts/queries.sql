@@ -16,6 +16,13 @@ SELECT max(recorded_at)
 FROM progress_history
 WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s AND retry_pending = 0;
 
+-- name: retry_place: how far the group was in its retry queues, by the newest look at or before an instant
+SELECT places
+FROM retry_place
+WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s AND recorded_at <= %(until)s
+ORDER BY recorded_at DESC
+LIMIT 1;
+
 -- name: stored_progress: the progress of the last run, which log-derived progress never falls below
 SELECT queue_id, epoch, next_offset
 FROM progress
@@ -95,6 +102,13 @@ ON CONFLICT (consumer_group, broker, topic, queue_id, epoch) DO UPDATE SET
 -- name: record_history: the same, kept for settled progress
 INSERT INTO progress_history (consumer_group, broker, topic, queue_id, epoch, next_offset, passed_until, retry_pending, recorded_at, run_id)
 VALUES (%(group)s, %(broker)s, %(topic)s, %(queue_id)s, %(epoch)s, %(next_offset)s, %(passed_until)s, %(retry_pending)s, %(recorded_at)s, %(run_id)s);
+
+-- name: record_retry_place: how far a group was in its retry queues when this run looked
+INSERT INTO retry_place (consumer_group, broker, topic, recorded_at, places, run_id)
+VALUES (%(group)s, %(broker)s, %(topic)s, %(recorded_at)s, %(places)s, %(run_id)s);
+
+-- name: forget_retry_places: what no look can need any more
+DELETE FROM retry_place WHERE consumer_group = %(group)s AND topic = %(topic)s AND recorded_at < %(before)s;
 
 -- name: forget_history: what no settled progress can need any more
 DELETE FROM progress_history WHERE consumer_group = %(group)s AND topic = %(topic)s AND recorded_at < %(before)s

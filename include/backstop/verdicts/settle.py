@@ -17,7 +17,7 @@ class Progress:
 
 
 def cut(as_of: datetime, grace: timedelta, retry_pending: int, retry_last_empty: datetime | None) -> datetime | None:
-    """The instant up to which recorded progress is settled; null: none is.
+    """The instant up to which recorded progress is settled; null: none is. `retry_pending`: what waits and is not known by id.
 
     While the group's retry queue has messages, only what was passed before it was last seen empty is settled: a message
     that failed since then may still be in it.

@@ -11,6 +11,7 @@
 --                   topic's broker and each other one that copies went to. removed: that one is not configured any more
 --   shard_state     for each shard: what could be read of it
 --   progress        for (topic, consumer_group, broker, queue_id): settled offset, the queue's offsets and its epoch
+--   waiting         ids that the broker will deliver to the group again, or later
 --   dead_letter     undecided dead letters; consumer_group null: of no known group
 --   decision        deliveries that a person discarded
 -- Out: every delivery once. Unknown is never good: a null in a test of completeness makes the evidence incomplete.
@@ -144,6 +145,7 @@ facts AS (
         c.wait_estimate, c.copy_offset, c.settled_offset, c.passed_until,
         coalesce(d.log_found, false) AS received,
         z.message_id IS NOT NULL AS discarded,
+        w.message_id IS NOT NULL AS waits,
         (l.message_id IS NOT NULL OR n.message_id IS NOT NULL) AS dead_lettered,
         greatest(d.created_at, d.deliver_at, d.attempted_at) AS base,
         -- A lease exists only while a worker consumes; a state we do not know may be one.
@@ -170,6 +172,8 @@ facts AS (
     LEFT JOIN seen c ON c.stub_id = d.stub_id AND c.consumer_group = d.consumer_group
     LEFT JOIN (SELECT DISTINCT topic, message_id, consumer_group FROM decision) z
         ON z.topic = d.topic AND z.message_id = d.message_id AND z.consumer_group = d.consumer_group
+    LEFT JOIN (SELECT DISTINCT topic, message_id, consumer_group FROM waiting) w
+        ON w.topic = d.topic AND w.message_id = d.message_id AND w.consumer_group = d.consumer_group
     LEFT JOIN (SELECT DISTINCT topic, message_id, consumer_group FROM dead_letter WHERE consumer_group IS NOT NULL) l
         ON l.topic = d.topic AND l.message_id = d.message_id AND l.consumer_group = d.consumer_group
     LEFT JOIN (SELECT DISTINCT topic, message_id FROM dead_letter WHERE consumer_group IS NULL) n
@@ -187,7 +191,8 @@ matched AS (
             WHEN f.received AND f.as_of < f.log_updated_at + f.consume_timeout THEN 'IN_PROGRESS'
             WHEN NOT f.received AND f.as_of < f.next_check_at THEN 'WAITING'
             WHEN NOT f.acknowledged AND f.as_of < coalesce(f.first_seen_at, f.as_of) + f.first_check THEN 'WAITING'
-            WHEN f.copies_ahead > 0 THEN 'BACKLOGGED'
+            -- What waits for another delivery is ahead, however far the group has passed its place in the topic.
+            WHEN f.copies_ahead > 0 OR f.waits THEN 'BACKLOGGED'
             WHEN f.missing IS NOT NULL THEN 'UNKNOWN'
             WHEN f.received AND f.copies_past = f.copies THEN 'STALLED'
             WHEN NOT f.received AND f.copies_past = f.copies AND NOT f.acknowledged THEN 'UNSENT'
@@ -226,6 +231,7 @@ judged AS (
             WHEN r.matched = 'IN_PROGRESS' THEN 'touched_lately'
             WHEN r.matched = 'WAITING' AND NOT r.received AND r.as_of < r.next_check_at THEN 'not_due'
             WHEN r.matched = 'WAITING' THEN 'first_check'
+            WHEN r.matched = 'BACKLOGGED' AND r.waits THEN 'unacknowledged'
             WHEN r.matched = 'BACKLOGGED' AND r.received THEN 'to_be_redelivered'
             WHEN r.matched = 'BACKLOGGED' THEN 'ahead_of_group'
             WHEN r.matched = 'UNKNOWN' THEN coalesce(r.missing, 'undecidable')

@@ -22,9 +22,11 @@ from backstop.brokers.protocol import (
     Finding,
     GroupPosition,
     Holder,
+    Places,
     ProgressMeans,
     QueueState,
     Receipt,
+    Retries,
 )
 from backstop.errors import ConfigurationError
 from backstop.records import Message
@@ -125,6 +127,7 @@ class ActiveMQ:
             can_delay_redelivery=False,
             counts_deaths=False,
             redelivers_to_any=False,
+            lists_retries=True,
         )
 
     def clock(self) -> datetime:
@@ -147,6 +150,10 @@ class ActiveMQ:
     def retry_pending(self, topic: str, group: str) -> int:
         """What waits in the broker's scheduler, of whatever group: it does not tell whose. 0 where clients redeliver."""
         return self._looker.scheduled() if self._redelivery == "broker" else 0
+
+    def list_retries(self, topic: str, group: str, since: Places | None = None) -> Retries:
+        """What is in the group's queue; not by id while anything waits in the broker's scheduler, which does not tell whose."""
+        return self._looker.in_queue(topic, group)
 
     def holders(self, topic: str, group: str) -> list[Holder]:
         return []

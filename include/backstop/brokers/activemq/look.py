@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from backstop.brokers.activemq.decode import ref_of, stored_at
+from backstop.brokers.activemq.decode import own_headers, ref_of, stored_at
 from backstop.brokers.activemq.frames import Frame, encode
 from backstop.brokers.activemq.jolokia import QUEUE_ATTRIBUTES, Jolokia, in_bean
 from backstop.brokers.activemq.names import Names, encoded
 from backstop.brokers.activemq.session import Lost, NotSent, Pool, said
 from backstop.brokers.activemq.unavailable import unavailable
-from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState
+from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState, Retries
+from backstop.records import ID_HEADER
 
 QUEUE_ID = 0
 """A topic has one queue for each group: seen from the topic it is one, without offsets and without epochs."""
@@ -26,6 +27,8 @@ OLDEST_BYTES = 4 * 1024 * 1024
 """How much of the front of a queue is looked at for the oldest message. The broker stamps in the order of arrival; what a
 transaction stores later than it was stamped is at most `max_send_duration` older than what lies before it, and by so much
 the rule waits."""
+LISTED = 400
+"""Messages of a group's queue that one look lists: a browser gets no more, unless maxBrowsePageSize says so."""
 ATTEMPTS = 5
 _CLOCK = "/temp-queue/backstop.clock"
 _LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
@@ -128,6 +131,27 @@ class Looker:
                 return [GroupPosition(QUEUE_ID, "", 0, min(*known, before), held)]
             # They were consumed between the two looks, or it could not show them: look again.
         raise unavailable(doing, "its queue holds messages that a browser does not get (is its memory full?)")
+
+    def in_queue(self, topic: str, group: str) -> Retries:
+        """What the group has not acknowledged, and how far it is but for that. Call it after `progress`, which looks whether
+        times can be relied on.
+
+        Whatever was stored when the time was read is acknowledged, a dead letter, or in the queue when that is browsed.
+        """
+        queue = self._names.queue(topic, group)
+        doing = f"looking at what the group {group!r} of {topic!r} has not acknowledged"
+        if self._broker_redelivers and (scheduled := self.scheduled()):
+            return Retries(scheduled, None, {})
+        before = self.clock()
+        size, held = self._depth(queue, doing)
+        frames, ended = self._browse(queue, LISTED, doing) if 0 < size <= LISTED else ([], size == 0)
+        if len(frames) < size:
+            after, _ = self._depth(queue, doing)
+            ended = ended and len(frames) >= min(size, after)
+        if not ended:
+            return Retries(0, None, {})
+        ids = frozenset(found for frame in frames if (found := own_headers(frame).get(ID_HEADER)))
+        return Retries(0, ids, {}, [GroupPosition(QUEUE_ID, "", 0, before, held)])
 
     def scheduled(self) -> int:
         """Messages that wait in the broker's scheduler, whoever they are for."""

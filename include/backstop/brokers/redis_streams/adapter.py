@@ -13,9 +13,11 @@ from backstop.brokers.protocol import (
     Finding,
     GroupPosition,
     Holder,
+    Places,
     ProgressMeans,
     QueueState,
     Receipt,
+    Retries,
 )
 from backstop.brokers.redis_streams import create, drain, look, publish, receive
 from backstop.brokers.redis_streams.exchange import Exchange
@@ -106,6 +108,7 @@ class RedisStreams:
             settles_dead_letters_atomically=True,
             gives_dead_letter_cause=True,
             can_delay_redelivery=True,
+            lists_retries=True,
         )
 
     def clock(self) -> datetime:
@@ -134,6 +137,10 @@ class RedisStreams:
     def retry_pending(self, topic: str, group: str) -> int:
         """Always 0: what waits for redelivery stays in its own queue, where progress does not pass it."""
         return 0
+
+    def list_retries(self, topic: str, group: str, since: Places | None = None) -> Retries:
+        """What the group has in hand in the topic's own queues."""
+        return self._looker.in_hand(topic, group)
 
     def lag(self, topic: str, group: str) -> dict[int, int]:
         """For each queue, the messages from the group's next offset to the queue's, in flight included."""

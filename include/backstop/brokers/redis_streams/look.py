@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState
+from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState, Retries
 from backstop.brokers.redis_streams.decode import headers_of, message_id_of
 from backstop.brokers.redis_streams.exchange import Exchange, Script, unavailable
 from backstop.brokers.redis_streams.keys import Keys, encode, id_of, offset_of
@@ -15,9 +15,12 @@ from backstop.errors import ContractBroken
 
 LOOK_QUEUE = Script.load("look_queue")
 LOOK_GROUP = Script.load("entry_time", "look_group")
+LOOK_PENDING = Script.load("entry_time", "look_pending")
 LOOK_TIME = Script.load("entry_time", "look_time")
 READ_DEAD = Script.load("read_dead")
 DEAD_PAGE = 500
+LISTED = 1_000
+"""Messages in the hands of a group that one look lists in a queue; the server does nothing else meanwhile."""
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -74,6 +77,21 @@ class Looker:
             GroupPosition(queue, epoch.decode(), int(passed), instant_of(time or now), pending)
             for queue, (now, epoch, passed, time, pending) in enumerate(answers)
         ]
+
+    def in_hand(self, topic: str, group: str) -> Retries:
+        """What the group has not acknowledged, and how far it is but for that."""
+        count = self.queue_count(topic)
+        answers = self._exchange.ask(
+            [LOOK_PENDING.call(self._of(topic, queue), group.encode(), LISTED) for queue in range(count)],
+            f"looking at what the group {group!r} of {topic!r} has in hand",
+        )
+        if any(pending > LISTED for *_, pending, _ in answers):
+            return Retries(0, None, {})
+        found = {message_id_of(headers_of(raw)) for *_, headers in answers for raw in headers}
+        return Retries(0, frozenset(one for one in found if one is not None), {}, [
+            GroupPosition(queue, epoch.decode(), int(delivered), instant_of(time or now), pending)
+            for queue, (now, epoch, delivered, time, pending, _) in enumerate(answers)
+        ])  # fmt: skip
 
     def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
         if not offsets:

@@ -14,9 +14,11 @@ from backstop.brokers.protocol import (
     Finding,
     GroupPosition,
     Holder,
+    Places,
     ProgressMeans,
     QueueState,
     Receipt,
+    Retries,
 )
 from backstop.brokers.rocketmq.address import Address
 from backstop.brokers.rocketmq.clock import Clock
@@ -29,7 +31,7 @@ from backstop.brokers.rocketmq.measure_durability import Surveyor
 from backstop.brokers.rocketmq.pool import Pool
 from backstop.brokers.rocketmq.publish import Publisher
 from backstop.brokers.rocketmq.receive import RocketMQSubscription
-from backstop.brokers.rocketmq.retries import Retries
+from backstop.brokers.rocketmq.retries import RetryReader
 from backstop.brokers.rocketmq.route import Routes
 from backstop.brokers.rocketmq.schedule import Schedule
 from backstop.brokers.rocketmq_delay_levels import DELAY_LEVELS, DELIVERIES, parse_levels
@@ -89,7 +91,7 @@ class RocketMQ:
         clock = Clock(self._pool)
         schedule = Schedule(self._pool, clock, self._levels)
         self._looker = Looker(self._pool, self._routes, clock, schedule, seconds=seconds)
-        self._retries = Retries(self._pool, self._looker, schedule, seconds=seconds)
+        self._retries = RetryReader(self._pool, self._looker, schedule, seconds=seconds)
         self._drain = Drain(self._pool, self._routes, seconds=seconds, drain_group=drain_group, pull_batch=pull_batch)
         self._publisher = Publisher(
             self._pool, self._routes, self._looker, send_timeout=send_timeout.total_seconds(), max_bytes=max_message_bytes
@@ -134,6 +136,7 @@ class RocketMQ:
             marks_redelivered=False,
             acknowledges_each=False,
             knows_pending=False,
+            lists_retries=True,
             tells_holders=True,
         )
 
@@ -158,6 +161,9 @@ class RocketMQ:
 
     def retry_pending(self, topic: str, group: str) -> int:
         return self._retries.pending(topic, group)
+
+    def list_retries(self, topic: str, group: str, since: Places | None = None) -> Retries:
+        return self._retries.listed(topic, group, since)
 
     def holders(self, topic: str, group: str) -> list[Holder]:
         return holders(self._pool, self._looker, self._routes.brokers, topic, group, time.monotonic() + self._seconds)

@@ -15,10 +15,12 @@ from backstop.brokers.rocketmq.clock import Clock, Runtime, as_datetime
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.pool import Pool
+from backstop.brokers.rocketmq.properties import RETRY_TOPIC, own_headers
 from backstop.brokers.rocketmq.questions import NOTHING_THERE, number, pull, read_stats
 from backstop.brokers.rocketmq.require_answers import require_answers
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.brokers.rocketmq.unavailable import unavailable
+from backstop.records import ID_HEADER
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 """A queue for each delay level, in the order of time: what comes again later lies here, also what failed."""
@@ -39,6 +41,10 @@ class Entry:
 
     goes_to: str
     due: int
+    failed_in: str | None = None
+    """The topic from which it was handed back; null: it was not."""
+    message_id: str | None = None
+    """Null: it carries none, so it is no copy of ours."""
 
 
 @dataclass(slots=True)
@@ -120,12 +126,11 @@ class Schedule:
                 self._forget_delivered(ends)
             return self._read(ends, doing, deadline)
 
-    def going_to(self, masters: Mapping[str, str]) -> Iterator[str]:
-        """The topic of each message that `read` found waiting."""
+    def entries(self, masters: Mapping[str, str]) -> Iterator[Entry]:
+        """Each message that `read` found waiting."""
         for master in masters:
             for level in self._masters[master].levels.values():
-                for entry in level.entries.values():
-                    yield entry.goes_to
+                yield from level.entries.values()
 
     def times(self, topic: str, masters: Mapping[str, str], doing: str, deadline: float) -> Times:
         """The time of each master, at most SHARED_SECONDS ago, of which everything that was stored before it can be seen in the
@@ -225,7 +230,10 @@ class Schedule:
                 messages = _messages(answer, doing)
                 for message in messages:
                     level.last_due = self._due(one.queue_id, message)
-                    level.entries[message.offset] = Entry(message.properties.get(_TOPIC_AFTERWARDS, ""), level.last_due)
+                    level.entries[message.offset] = Entry(
+                        message.properties.get(_TOPIC_AFTERWARDS, ""), level.last_due,
+                        message.properties.get(RETRY_TOPIC), own_headers(message.properties).get(ID_HEADER),
+                    )  # fmt: skip
                     level.read_to = max(level.read_to, message.offset + 1)
                 room -= max(1, len(messages))
         return sum(one.next - self._level(one).read_to for one in ends if self._level(one).read_to < one.next)

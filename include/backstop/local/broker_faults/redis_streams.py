@@ -36,17 +36,24 @@ BURY = "\nbury(ARGV[2], tonumber(ARGV[3]), ARGV[4], '', ARGV[5], ARGV[6])\nretur
 
 # KEYS 1 stream | ARGV 1.. ids of entries. One script, so that nothing is delivered between look and deletion.
 LOSE = """
-local delivered = 0
+local delivered, names = 0, {}
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   for i = 1, #group, 2 do
+    if group[i] == 'name' then names[#names + 1] = group[i + 1] end
     if group[i] == 'last-delivered-id' then
       delivered = math.max(delivered, tonumber(string.match(group[i + 1], '^%d+')))
     end
   end
 end
+-- In the hands of a group that was moved back meanwhile.
+local function in_hand(id)
+  for _, name in ipairs(names) do
+    if redis.call('XPENDING', KEYS[1], name, id, id, 1)[1] then return true end
+  end
+end
 local gone = {}
 for _, id in ipairs(ARGV) do
-  if tonumber(string.match(id, '^%d+')) > delivered and redis.call('XDEL', KEYS[1], id) == 1 then
+  if tonumber(string.match(id, '^%d+')) > delivered and not in_hand(id) and redis.call('XDEL', KEYS[1], id) == 1 then
     gone[#gone + 1] = id
   end
 end

@@ -21,7 +21,7 @@ $$;
 
 -- backstop_duty: Backstop's duties; only the version of the schema is not theirs to change.
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    run, duty_lease, queue_epoch, progress, progress_history, quarantine, anomaly, staged_verdict,
+    run, duty_lease, queue_epoch, progress, progress_history, retry_place, quarantine, anomaly, staged_verdict,
     staged_stub, staged_count, staged_read, verdict, verdict_count, resend_batch, resend_request, case_file,
     case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_queue, watch_shard, watch_finding,
@@ -40,7 +40,7 @@ $$;
 
 -- backstop_reader: pages and people that only look.
 GRANT SELECT ON
-    run, duty_lease, queue_epoch, progress, progress_history, quarantine, anomaly, staged_verdict,
+    run, duty_lease, queue_epoch, progress, progress_history, retry_place, quarantine, anomaly, staged_verdict,
     staged_stub, staged_count, staged_read, verdict, verdict_count, resend_batch, resend_request, case_file,
     case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_queue, watch_shard, watch_finding,

@@ -1,4 +1,4 @@
--- Shared: the server's time in microseconds, and the time of the first entry at or above an id.
+-- Shared: the server's time in microseconds, the time of the first entry at or above an id, and the last one delivered.
 local function server_micros()
   local now = redis.call('TIME')
   return now[1] * 1000000 + now[2]
@@ -23,4 +23,16 @@ local function passed_until(stream, life, id)
   local untimed = redis.call('HGET', life, 'untimed_until')
   if tonumber(time) > server_micros() or (untimed and tonumber(time) <= tonumber(untimed)) then return '0' end
   return time
+end
+
+-- The id that the group got last; nil: there is no such group.
+local function last_delivered(stream, wanted)
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local name, delivered = nil, nil
+    for i = 1, #group, 2 do
+      if group[i] == 'name' then name = group[i + 1] end
+      if group[i] == 'last-delivered-id' then delivered = group[i + 1] end
+    end
+    if name == wanted then return delivered end
+  end
 end

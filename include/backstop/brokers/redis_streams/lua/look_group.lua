@@ -6,15 +6,7 @@
 local now = string.format('%.0f', server_micros())
 local epoch = redis.call('HGET', KEYS[2], 'epoch')
 if not epoch then return redis.error_reply('NOTOPIC the topic has no such queue') end
-local last = nil
-for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  local name, delivered = nil, nil
-  for i = 1, #group, 2 do
-    if group[i] == 'name' then name = group[i + 1] end
-    if group[i] == 'last-delivered-id' then delivered = group[i + 1] end
-  end
-  if name == ARGV[1] then last = delivered end
-end
+local last = last_delivered(KEYS[1], ARGV[1])
 if not last then return redis.error_reply('NOGROUP the group does not exist in this queue') end
 -- Entry n is offset n - 1: the last delivered id is the next offset as it stands.
 local passed = tonumber(string.match(last, '^%d+'))

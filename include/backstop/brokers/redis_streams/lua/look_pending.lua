@@ -1,0 +1,24 @@
+-- Looks at what one group has in hand in one queue: what was delivered and not acknowledged, and how far the group is but for that.
+-- (after entry_time.lua) KEYS 1 stream, 2 life | ARGV 1 group, 2 at most so many entries
+-- Returns server time, epoch, the offset after the last one delivered, the time there (as in look_group), pending entries, and the
+-- headers of each; of more than ARGV 2 none. An entry that was deleted cannot come again.
+-- The script sees one instant: what is delivered and not pending was acknowledged.
+local now = string.format('%.0f', server_micros())
+local epoch = redis.call('HGET', KEYS[2], 'epoch')
+if not epoch then return redis.error_reply('NOTOPIC the topic has no such queue') end
+local last = last_delivered(KEYS[1], ARGV[1])
+if not last then return redis.error_reply('NOGROUP the group does not exist in this queue') end
+local delivered = tonumber(string.match(last, '^%d+'))
+local count = redis.call('XPENDING', KEYS[1], ARGV[1])[1]
+local headers = {}
+if count <= tonumber(ARGV[2]) and count > 0 then
+  for _, pending in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', count)) do
+    local found = redis.call('XRANGE', KEYS[1], pending[1], pending[1])
+    local fields = found[1] and found[1][2] or {}
+    for i = 1, #fields, 2 do
+      if fields[i] == 'headers' then headers[#headers + 1] = fields[i + 1] end
+    end
+  end
+end
+local time = passed_until(KEYS[1], KEYS[2], string.format('%.0f-0', delivered + 1))
+return { now, epoch, string.format('%.0f', delivered), time, count, headers }
