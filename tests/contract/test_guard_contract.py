@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from hashlib import sha1
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -26,6 +27,7 @@ from guard_world import ID, KINDS, ODD, A, B, GuardWorld, Seen, acquired, arriva
 
 AROUND = 40
 """Messages that a batch has beside the one of the test: several buckets of Redis get more than one."""
+_calls = count()
 
 
 class Worker:
@@ -34,7 +36,6 @@ class Worker:
     def __init__(self, world: GuardWorld, store: LeaseStore, batch: bool) -> None:
         self.world, self.store, self.batch = world, store, batch
         self._among: dict[Acquired, list[Acquired]] = {}
-        self._number = 0
 
     def begin(self, *arrivals: Arrival) -> Begun:
         (begun, *_) = self.begin_all(arrivals)
@@ -43,8 +44,8 @@ class Worker:
     def begin_all(self, arrivals: Sequence[Arrival]) -> list[Begun]:
         others: list[Arrival] = []
         if self.batch:
-            self._number += 1
-            others = [arrival(f"other-{id(self)}-{self._number}-{n}") for n in range(AROUND)]
+            call = next(_calls)
+            others = [arrival(f"other-{call}-{n}") for n in range(AROUND)]
         half = len(others) // 2
         answers = self.store.begin([*others[:half], *arrivals, *others[half:]])
         among = [acquired(answer) for answer in (*answers[:half], *answers[half + len(arrivals) :])]
@@ -124,9 +125,10 @@ def test_the_first_begin_is_granted_and_the_second_is_told_busy(world: GuardWorl
 
 
 def test_busy_tells_when_the_lease_ends_when_that_is_sooner(world: GuardWorld, batch: bool) -> None:
-    Worker(world, world.worker(lease=timedelta(seconds=4)), batch).acquire()
-    begun = Worker(world, world.worker(lease=timedelta(seconds=4)), batch).begin(arrival(ID))
-    assert isinstance(begun, Busy) and timedelta(0) < begun.retry_after <= timedelta(seconds=4)
+    lease, later = timedelta(minutes=5), timedelta(hours=1)
+    Worker(world, world.worker(lease=lease, retry_after=later), batch).acquire()
+    begun = Worker(world, world.worker(lease=lease, retry_after=later), batch).begin(arrival(ID))
+    assert isinstance(begun, Busy) and timedelta(0) < begun.retry_after <= lease
 
 
 def test_what_is_completed_is_done_for_everybody_and_for_ever(world: GuardWorld, one: Worker, other: Worker) -> None:

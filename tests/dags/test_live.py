@@ -161,17 +161,14 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(live: Li
 
     # Three promises that nobody sent: reconcile asks for them once first_check is over, and wakes resend.
     live.promise(*IDS)
-    found: list[tuple[str, dict[str, str]]] = []
-
-    def asked_for() -> bool:
-        found.append(live.run("reconcile"))
-        return found[-1][1].get("promote") == "success" and bool(
-            live.rows("control", "SELECT 1 FROM resend_request HAVING count(*) = %s", len(IDS))
-        )
-
-    live.wait_for(asked_for, "requests for what was never sent")
-    run_id, tasks = found[-1]
+    due = "SELECT 1 FROM message_stub WHERE next_check_at <= clock_timestamp() {} HAVING count(*) = %s"
+    live.wait_for(lambda: bool(live.rows("producer_a", due.format(""), len(IDS))), "the promises to be due")
+    live.run("reconcile")  # sees them for the first time
+    seen = due.format("AND first_seen_at + interval '4 s' <= clock_timestamp()")
+    live.wait_for(lambda: bool(live.rows("producer_a", seen, len(IDS))), "the end of their first check")
+    run_id, tasks = live.run("reconcile")
     assert set(tasks.values()) == {"success"}
+    assert live.rows("control", "SELECT count(*) FROM resend_request") == [(len(IDS),)]
     live.wait_for(lambda: live.rows("control", "SELECT DISTINCT state FROM resend_request") == [("sent",)], "the resend")
     assert live.published() == len(IDS)
     live.wait_for(lambda: [str(run["state"]) for run in live.api.dag_runs("resend")][:1] == ["success"], "resend's end")

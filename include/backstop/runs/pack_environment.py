@@ -15,6 +15,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import cache_from_source
 from pathlib import Path, PurePosixPath
 
 from backstop.errors import BackstopError, ConfigurationError
@@ -89,6 +90,9 @@ def _files(found: Distribution) -> Iterator[tuple[Path, PurePosixPath]]:
         source = Path(str(found.locate_file(file)))
         if source.is_file():
             yield source, inside
+        if inside.suffix == ".py" and (compiled := Path(cache_from_source(str(source)))).is_file():
+            # Else each executor compiles all that it imports, which takes it longer than most jobs.
+            yield compiled, inside.parent / "__pycache__" / compiled.name
 
 
 def _add_text(out: tarfile.TarFile, name: str, text: str) -> None:
