@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from retention_world import emptied, servers
 from system import System, system
 
 __all__ = ["servers"]
-TODAY = datetime.now(UTC).date()
+BEFORE, AFTER = timedelta(seconds=20), timedelta(seconds=70)
+"""Around midnight: a test takes less than the first, and what it writes is a minute old."""
 A_RUN = """
     INSERT INTO run (duty, token, state, finished_at, policy_version, code_version)
     VALUES ('reconcile', gen_random_uuid(), 'done', now(), '', '');
@@ -146,13 +148,26 @@ def world(kept: System) -> System:
 
 
 def audit(world: System, **options: Any) -> dict[str, int]:
-    return dict(run_duty(world.settings, world.connections, day=TODAY, **options))
+    return dict(run_duty(world.settings, world.connections, day=today(), **options))
 
 
 def found(world: System) -> dict[str, set[str]]:
     rows = world.rows("control", """
         SELECT invariant, subject FROM audit_finding WHERE run_id = (SELECT max(run_id) FROM run WHERE duty = 'audit')""")
     return {invariant: {subject for other, subject in rows if other == invariant} for invariant, _ in rows}
+
+
+def today() -> date:
+    return datetime.now(UTC).date()
+
+
+@pytest.fixture(autouse=True)
+def one_day() -> None:
+    """What a test writes and audits is of one day."""
+    soon = datetime.now(UTC) + BEFORE
+    left = datetime.combine(soon.date(), time(), UTC) + BEFORE + AFTER - soon
+    if left > timedelta(0):
+        sleep(left.total_seconds())
 
 
 def test_a_sound_system_has_no_breach_and_everything_was_looked_at(world: System) -> None:
@@ -201,7 +216,7 @@ def test_people_are_told_of_an_invariant_once_a_day(world: System) -> None:
     audit(world)
     audit(world)
     assert len(world.rows("control", "SELECT 1 FROM alert")) == 1
-    run_duty(world.settings, world.connections, day=TODAY - timedelta(days=1))
+    run_duty(world.settings, world.connections, day=today() - timedelta(days=1))
     assert len(world.rows("control", "SELECT 1 FROM alert")) == 2
 
 
@@ -257,7 +272,7 @@ def test_what_does_not_answer_makes_the_audit_incomplete_and_never_sound(world: 
 def test_of_a_day_with_too_many_confirmed_stubs_each_hour_has_a_share_and_the_cut_is_written_down(
     world: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    midnight = datetime.combine(TODAY, time(), UTC)
+    midnight = datetime.combine(today(), time(), UTC)
     world.sent("late", status="confirmed")
     for number in range(3):
         world.sent(f"many-{number}", status="confirmed")
