@@ -72,6 +72,7 @@ class SuiteTime:
         written = tomllib.loads(BUDGETS.read_text())
         self.budgets: dict[str, float] = written["seconds"]
         self.together = {file: name for name, files in written["together"].items() for file in files}
+        self.place = {file: place for files in written["together"].values() for place, file in enumerate(files)}
         self.alone = set(written["alone"])
         self.spent: Counter[str] = Counter()
         self.over: list[str] = []
@@ -89,7 +90,10 @@ class SuiteTime:
         for file in files:
             cost[self.together.get(file, file)] += self.budgets.get(file, DEFAULT)
         order = {
-            file: (file not in self.alone, -cost[self.together.get(file, file)], self.together.get(file, file), file)
+            file: (
+                file not in self.alone, -cost[self.together.get(file, file)], self.together.get(file, file),
+                self.place.get(file, 0), file,
+            )
             for file in files
         }  # fmt: skip
         items.sort(key=lambda item: order[file_of(item.nodeid)])

@@ -5,6 +5,7 @@ Times are timezone-aware datetimes (UTC). A message is known by (topic, message_
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +25,15 @@ VERSION_HEADER = "backstop-content-version"
 TOPIC_BYTES = GROUP_BYTES = 255
 ID_BYTES = ORDERING_KEY_BYTES = 1024
 """The contract's longest names and keys, in bytes of UTF-8: those that share an index fit one of its entries (2,704 bytes)."""
+
+
+def id_in(headers: Mapping[str, str]) -> str | None:
+    """The id that a copy carries; null: none, or one that no text of a database can be, so that no stub has it."""
+    found = headers.get(ID_HEADER) or None
+    return None if found is not None and _NO_TEXT.search(found) else found
+
+
+_NO_TEXT = re.compile("[\x00\ud800-\udfff]")
 
 
 class Key(NamedTuple):

@@ -432,16 +432,28 @@ def adapter(request: pytest.FixtureRequest) -> Iterator[UnderTest]:
     under_test.close()
 
 
+@pytest.fixture(scope="module")
+def servers_for_faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """A running server of a kind, for one test at a time: what a test has killed is started again over what it left."""
+    made: dict[str, Any] = {}
+
+    def running(kind: str) -> Any:
+        server = made.get(kind) or made.setdefault(kind, ADAPTERS[kind][0](tmp_path_factory.mktemp(kind)))
+        if not server.running:
+            server.start()
+        return server
+
+    yield running
+    for server in made.values():
+        server.kill()
+
+
 @pytest.fixture(params=sorted(ADAPTERS))
-def own_adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UnderTest]:
-    """An adapter on a server of its own, to be killed, stalled and wiped."""
-    serve, adapt = ADAPTERS[request.param]
-    server = serve(tmp_path / "broker")
-    server.start()
-    under_test = adapt(server)
+def own_adapter(request: pytest.FixtureRequest, servers_for_faults: Callable[[str], Any]) -> Iterator[UnderTest]:
+    """An adapter on a server that no other test uses meanwhile, to be killed, stalled and wiped."""
+    under_test = ADAPTERS[request.param][1](servers_for_faults(request.param))
     yield under_test
     under_test.close()
-    server.kill()
 
 
 _numbers = count()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,27 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 sys.path.append(str(ROOT / "plugins"))
 
 
-@pytest.fixture(scope="session")
-def people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One start of Airflow for all tests in which people answer."""
+_people = ExitStack()
+_ready: list[Any] = []
+
+
+@pytest.fixture
+def people(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One start of Airflow for all tests in which people answer, of several files; it ends with the last of them."""
     from live_people import live_people
 
-    with live_people(tmp_path_factory.mktemp("people")) as ready:
-        yield ready
+    if not _ready:
+        _ready.append(_people.enter_context(live_people(tmp_path_factory.mktemp("people"))))
+    return _ready[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """An idle Airflow takes a third of a core from all that comes after it."""
+    if _ready and "people" not in getattr(nextitem, "fixturenames", ()):
+        _ready.clear()
+        _people.close()
+
+
+def pytest_sessionfinish() -> None:
+    _people.close()

@@ -249,8 +249,8 @@ def break_group_and_shard(world: System, monkeypatch: pytest.MonkeyPatch) -> Non
 
         monkeypatch.setattr(owner, name, maybe)
 
-    for name in ("progress", "retry_pending"):
-        raising(RedisStreams, name, lambda _, topic, group: group == "shipping")
+    for name in ("progress", "list_retries"):
+        raising(RedisStreams, name, lambda _, topic, group, *__: group == "shipping")
     raising(RedisStreams, "dead_letters", lambda _, group: group == "shipping")
     for name in ("clock", "floor", "log_table", "highest_logged", "received_between"):
         raising(PostgresLogs, name, lambda logs, *_: "shipping" in repr(logs))
@@ -274,7 +274,7 @@ def test_a_group_and_a_shard_that_fail_in_an_unforeseen_way_stop_no_repair(
 @pytest.mark.parametrize(
     ("owner", "method", "part"),
     [
-        (RedisStreams, "progress", "shipping"), (RedisStreams, "retry_pending", "shipping"),
+        (RedisStreams, "progress", "shipping"), (RedisStreams, "list_retries", "shipping"),
         (RedisStreams, "dead_letters", "shipping"), (PostgresLogs, "clock", "shipping_db"),
         (PostgresLogs, "floor", "shipping_db"), (PostgresLogs, "log_table", "shipping_db"),
         (PostgresStubs, "stub_table", "shop_b"), (PostgresStubs, "clock", "shop_b"),

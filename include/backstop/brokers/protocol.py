@@ -113,8 +113,8 @@ class Retries:
     count: int
     """At most so many wait outside the topic's own queues."""
     ids: frozenset[str] | None
-    """The ids of all messages of the topic among them, and of those that the broker delays; perhaps some more. Null: there are
-    too many, or one could not be read."""
+    """The ids of all messages of the topic among them, and of those that the broker delays by a level; perhaps some more. Null:
+    there are too many, or one could not be read."""
     places: Places
     but_for_them: Sequence[GroupPosition] | None = None
     """Where they lie in the topic's own queues: how far the group is in each but for them; null: `progress` says it."""

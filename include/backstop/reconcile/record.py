@@ -45,7 +45,7 @@ def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
         if look.retry_places:
             cursor.execute(_SQL["record_retry_place"], {
                 "group": look.group, "broker": look.broker, "topic": look.topic, "recorded_at": look.read_at,
-                "places": as_json(look.retry_places), "run_id": run.run_id,
+                "places": as_json(look.retry_places),
             })  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,9 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
         )
+    if re.fullmatch(r"local(\[.*\])?", master):
+        # Its workers are processes of this machine, which has our code.
+        builder = builder.config("spark.python.daemon.module", "backstop.runs.python_daemon")
     try:
         session = builder.getOrCreate()
     except Exception as error:

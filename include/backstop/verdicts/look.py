@@ -78,8 +78,8 @@ class Looks:
 
     @property
     def unlisted(self) -> int:
-        """Groups for which something waits that is not known by id: there nothing is settled that was passed since."""
-        here = sum(bool(look.retry_pending) and look.waiting is None for look in self.groups.values())
+        """Groups of which it is not known by id what comes again: one such message may hide the loss of others."""
+        here = sum(look.progress_read and look.waiting is None for look in self.groups.values())
         return here + sum(other.unlisted for other in self.others)
 
     def waiting_rows(self) -> list[Row]:

@@ -104,8 +104,8 @@ INSERT INTO progress_history (consumer_group, broker, topic, queue_id, epoch, ne
 VALUES (%(group)s, %(broker)s, %(topic)s, %(queue_id)s, %(epoch)s, %(next_offset)s, %(passed_until)s, %(retry_pending)s, %(recorded_at)s, %(run_id)s);
 
 -- name: record_retry_place: how far a group was in its retry queues when this run looked
-INSERT INTO retry_place (consumer_group, broker, topic, recorded_at, places, run_id)
-VALUES (%(group)s, %(broker)s, %(topic)s, %(recorded_at)s, %(places)s, %(run_id)s);
+INSERT INTO retry_place (consumer_group, broker, topic, recorded_at, places)
+VALUES (%(group)s, %(broker)s, %(topic)s, %(recorded_at)s, %(places)s);
 
 -- name: forget_retry_places: what no look can need any more
 DELETE FROM retry_place WHERE consumer_group = %(group)s AND topic = %(topic)s AND recorded_at < %(before)s;

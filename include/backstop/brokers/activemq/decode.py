@@ -10,7 +10,7 @@ from backstop.brokers.activemq.frames import Frame
 from backstop.brokers.activemq.names import Names, bare
 from backstop.brokers.protocol import DeadLetter, DeadLetterRef
 from backstop.errors import ContractBroken
-from backstop.records import ID_HEADER, Message
+from backstop.records import ID_HEADER, Message, id_in
 
 TAG, KEY, MORE, ERROR, DELIVERIES = (
     "backstop-tag", "backstop-key", "backstop-headers", "backstop-error", "backstop-deliveries",
@@ -100,7 +100,7 @@ def came_from(frame: Frame, names: Names, queue: str) -> tuple[str | None, str |
 
 def ref_of(frame: Frame, names: Names, queue: str) -> DeadLetterRef:
     topic, group = came_from(frame, names, queue)
-    return DeadLetterRef(group, topic, own_headers(frame).get(ID_HEADER) or None, frame.headers.get("message-id", ""))
+    return DeadLetterRef(group, topic, id_in(own_headers(frame)), frame.headers.get("message-id", ""))
 
 
 def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
@@ -109,7 +109,7 @@ def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
     headers = own_headers(frame)
     cause = frame.headers.get(CAUSE, "")
     counted = frame.headers.get(DELIVERIES) or next(iter(_DELIVERIES.findall(cause)), "")
-    message_id = headers.get(ID_HEADER) or None
+    message_id = id_in(headers)
     return DeadLetter(
         queue=queue, broker_id=frame.headers.get("message-id", ""), group=group, topic=topic, message_id=message_id,
         content=frame.body, headers=_as_json(headers),

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from backstop.brokers.activemq.unavailable import unavailable
 
-QUEUE_ATTRIBUTES = ("Name", "QueueSize", "InFlightCount")
+QUEUE_ATTRIBUTES = ("Name", "QueueSize", "InFlightCount", "EnqueueCount")
 
 
 class Jolokia:

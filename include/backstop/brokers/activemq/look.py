@@ -18,7 +18,7 @@ from backstop.brokers.activemq.names import Names, encoded
 from backstop.brokers.activemq.session import Lost, NotSent, Pool, said
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState, Retries
-from backstop.records import ID_HEADER
+from backstop.records import id_in
 
 QUEUE_ID = 0
 """A topic has one queue for each group: seen from the topic it is one, without offsets and without epochs."""
@@ -28,7 +28,7 @@ OLDEST_BYTES = 4 * 1024 * 1024
 transaction stores later than it was stamped is at most `max_send_duration` older than what lies before it, and by so much
 the rule waits."""
 LISTED = 400
-"""Messages of a group's queue that one look lists: a browser gets no more, unless maxBrowsePageSize says so."""
+"""A queue with fewer messages is listed: a browser gets no more, unless maxBrowsePageSize says so."""
 ATTEMPTS = 5
 _CLOCK = "/temp-queue/backstop.clock"
 _LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
@@ -107,12 +107,7 @@ class Looker:
     def progress(self, topic: str, group: str) -> list[GroupPosition]:
         queue = self._names.queue(topic, group)
         doing = f"looking at the group {group!r} of {topic!r}"
-        waiting = self.scheduled()
-        if waiting and not self._broker_redelivers:
-            raise unavailable(
-                doing, f"{waiting} messages wait in its scheduler, and it does not tell whose: with a redelivery plugin or "
-                "delayed messages the option `redelivery` must say `broker`"
-            )  # fmt: skip
+        self._waiting_in_scheduler(doing)
         if not self.stamps():
             raise unavailable(
                 doing, "messages keep the time that their clients wrote, and a clock that is ahead would make one that waits "
@@ -120,7 +115,7 @@ class Looker:
             )  # fmt: skip
         for _ in range(ATTEMPTS):
             before = self.clock()
-            size, held = self._depth(queue, doing)
+            size, held, _ = self._depth(queue, doing)
             if size == 0:
                 return [GroupPosition(QUEUE_ID, "", 0, before, held)]
             times = [stored_at(frame) for frame in self._browse(queue, OLDEST, doing)[0]]
@@ -140,18 +135,30 @@ class Looker:
         """
         queue = self._names.queue(topic, group)
         doing = f"looking at what the group {group!r} of {topic!r} has not acknowledged"
-        if self._broker_redelivers and (scheduled := self.scheduled()):
-            return Retries(scheduled, None, {})
         before = self.clock()
-        size, held = self._depth(queue, doing)
-        frames, ended = self._browse(queue, LISTED, doing) if 0 < size <= LISTED else ([], size == 0)
-        if len(frames) < size:
-            after, _ = self._depth(queue, doing)
-            ended = ended and len(frames) >= min(size, after)
-        if not ended:
-            return Retries(0, None, {})
-        ids = frozenset(found for frame in frames if (found := own_headers(frame).get(ID_HEADER)))
-        return Retries(0, ids, {}, [GroupPosition(QUEUE_ID, "", 0, before, held)])
+        for _ in range(ATTEMPTS):
+            size, held, came = self._depth(queue, doing)
+            frames, ended = self._browse(queue, LISTED, doing) if 0 < size < LISTED else ([], size == 0)
+            if size >= LISTED:
+                break
+            # What is acknowledged in a transaction is not shown, and may come back: what came meanwhile must not stand in for it.
+            if ended and len(frames) >= size + self._depth(queue, doing)[2] - came:
+                # Last, because what fails meanwhile goes there.
+                if scheduled := self._waiting_in_scheduler(doing):
+                    return Retries(scheduled, None, {})
+                ids = frozenset(found for frame in frames if (found := id_in(own_headers(frame))))
+                return Retries(0, ids, {}, [GroupPosition(QUEUE_ID, "", 0, before, held)])
+        return Retries(self._waiting_in_scheduler(doing), None, {})
+
+    def _waiting_in_scheduler(self, doing: str) -> int:
+        """Raises where clients are said to redeliver: then it is not known whose they are, nor when they come."""
+        waiting = self.scheduled()
+        if waiting and not self._broker_redelivers:
+            raise unavailable(
+                doing, f"{waiting} messages wait in its scheduler, and it does not tell whose: with a redelivery plugin or "
+                "delayed messages the option `redelivery` must say `broker`"
+            )  # fmt: skip
+        return waiting
 
     def scheduled(self) -> int:
         """Messages that wait in the broker's scheduler, whoever they are for."""
@@ -181,11 +188,11 @@ class Looker:
 
     def _read_dead(self, queue: str) -> list[DeadLetterRef]:
         doing = f"reading the dead letters in {queue!r}"
-        before, _ = self._depth(queue, doing)
+        before, *_ = self._depth(queue, doing)
         frames, ended = self._browse(queue, None, doing)
         if not ended or len(frames) < before:
             # Fewer than there were: taken meanwhile by who stored them first, or not shown.
-            after, _ = self._depth(queue, doing)
+            after, *_ = self._depth(queue, doing)
             if not ended or len(frames) < min(before, after):
                 raise unavailable(
                     doing, f"a browser got {len(frames)} of {min(before, after)}: raise maxBrowsePageSize for this queue, or "
@@ -193,12 +200,12 @@ class Looker:
                 )  # fmt: skip
         return [ref_of(frame, self._names, queue) for frame in frames]
 
-    def depth(self, queue: str) -> tuple[int, int] | None:
-        """(messages, of these in consumers' hands); null: there is no such queue."""
+    def depth(self, queue: str) -> tuple[int, int, int] | None:
+        """(messages, of these in consumers' hands, messages that ever came); null: there is no such queue."""
         found = self.jolokia.read(self.jolokia.queue_bean(queue), QUEUE_ATTRIBUTES)
-        return None if found is None else (int(found["QueueSize"]), int(found["InFlightCount"]))
+        return None if found is None else (int(found["QueueSize"]), int(found["InFlightCount"]), int(found["EnqueueCount"]))
 
-    def _depth(self, queue: str, doing: str) -> tuple[int, int]:
+    def _depth(self, queue: str, doing: str) -> tuple[int, int, int]:
         found = self.depth(queue)
         if found is None:
             raise unavailable(doing, f"there is no queue {queue!r}")

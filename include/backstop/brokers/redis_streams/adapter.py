@@ -28,7 +28,7 @@ from backstop.records import Message, Outcome
 
 _SCRIPTS = (
     create.CREATE_QUEUE, create.TRIM, publish.PUBLISH,
-    look.LOOK_QUEUE, look.LOOK_GROUP, look.LOOK_TIME, look.READ_DEAD, drain.READ_DEAD_WHOLE,
+    look.LOOK_QUEUE, look.LOOK_GROUP, look.LOOK_PENDING, look.LOOK_TIME, look.READ_DEAD, drain.READ_DEAD_WHOLE,
     receive.REDELIVER, receive.HAND_BACK, receive.ACKNOWLEDGE, receive.LEAVE,
 )  # fmt: skip
 

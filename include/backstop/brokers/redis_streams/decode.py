@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams.keys import offset_of
-from backstop.records import ID_HEADER, Message, Position
+from backstop.records import Message, Position, id_in
 
 UNREADABLE_ID = ""
 """The id of an entry without a readable id header: the consumer's contract check refuses it."""
@@ -24,12 +24,6 @@ def headers_of(raw: bytes) -> dict[str, str]:
     return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
-def message_id_of(headers: dict[str, str]) -> str | None:
-    """Null also for half a surrogate pair: no text holds it, so no stub has such an id."""
-    found = headers.get(ID_HEADER) or None
-    return None if found is not None and any("\ud800" <= character <= "\udfff" for character in found) else found
-
-
 def received(
     topic: str, queue: int, entry_id: bytes, fields: Sequence[bytes], epoch: str, deliveries: int
 ) -> Received:
@@ -39,7 +33,7 @@ def received(
     offset = offset_of(entry_id)
     message = Message(
         topic=topic,
-        message_id=message_id_of(headers) or UNREADABLE_ID,
+        message_id=id_in(headers) or UNREADABLE_ID,
         content=found.get(b"content", b""),
         headers=headers,
         tag=_text(found, b"tag"),

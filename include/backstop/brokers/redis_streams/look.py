@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState, Retries
-from backstop.brokers.redis_streams.decode import headers_of, message_id_of
+from backstop.brokers.redis_streams.decode import headers_of
 from backstop.brokers.redis_streams.exchange import Exchange, Script, unavailable
 from backstop.brokers.redis_streams.keys import Keys, encode, id_of, offset_of
 from backstop.errors import ContractBroken
+from backstop.records import id_in
 
 LOOK_QUEUE = Script.load("look_queue")
 LOOK_GROUP = Script.load("entry_time", "look_group")
@@ -85,9 +86,10 @@ class Looker:
             [LOOK_PENDING.call(self._of(topic, queue), group.encode(), LISTED) for queue in range(count)],
             f"looking at what the group {group!r} of {topic!r} has in hand",
         )
-        if any(pending > LISTED for *_, pending, _ in answers):
+        # A place without its entry may be in somebody's hands still.
+        if any(len(headers) < pending for *_, pending, headers in answers):
             return Retries(0, None, {})
-        found = {message_id_of(headers_of(raw)) for *_, headers in answers for raw in headers}
+        found = {id_in(headers_of(raw)) for *_, headers in answers for raw in headers}
         return Retries(0, frozenset(one for one in found if one is not None), {}, [
             GroupPosition(queue, epoch.decode(), int(delivered), instant_of(time or now), pending)
             for queue, (now, epoch, delivered, time, pending, _) in enumerate(answers)
@@ -130,7 +132,7 @@ class Looker:
                     yield DeadLetterRef(
                         group=origin_group.decode(errors="replace") or group,
                         topic=origin_topic.decode(errors="replace") or topic,
-                        message_id=message_id_of(headers_of(headers)),
+                        message_id=id_in(headers_of(headers)),
                         broker_id=f"{encode(topic)}/{entry_id.decode()}",
                         died_at=datetime.fromtimestamp(int(entry_id.split(b"-")[0]) / 1000, UTC),
                     )

@@ -14,7 +14,7 @@ from backstop.brokers.rocketmq.names import RETRY, decode, encode_topic, topic_o
 from backstop.brokers.rocketmq.properties import RETRY_TOPIC, brokers_properties, own_headers, partition_key_of, tag_of
 from backstop.brokers.rocketmq.stored import Stored
 from backstop.errors import ContractBroken
-from backstop.records import ID_HEADER, Position
+from backstop.records import ID_HEADER, Position, id_in
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _JSON, _ESCAPED = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")), json.JSONEncoder(separators=(",", ":"))
@@ -53,7 +53,7 @@ def broker_id_of(broker: str, stored: Stored) -> str:
 
 
 def ref_of(broker: str, group: str, stored: Stored) -> DeadLetterRef:
-    message_id = own_headers(stored.properties).get(ID_HEADER) or None
+    message_id = id_in(own_headers(stored.properties))
     return DeadLetterRef(group, topic_of(stored, group), message_id, broker_id_of(broker, stored), stored.stored_at)
 
 
@@ -61,7 +61,7 @@ def read_letter(queue: str, broker: str, group: str, stored: Stored, position: P
     """The entry, whole. A content that cannot be unpacked is handed out as it is stored, and `invalid` says so."""
     headers = own_headers(stored.properties)
     content, unreadable = stored.unpack()
-    message_id, topic = headers.get(ID_HEADER) or None, topic_of(stored, group)
+    message_id, topic = id_in(headers), topic_of(stored, group)
     wrong = [
         why for why in (
             None if message_id else f"it has no property {ID_HEADER}", None if topic else "it names no topic", unreadable,

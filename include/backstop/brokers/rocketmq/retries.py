@@ -17,14 +17,14 @@ from backstop.brokers.rocketmq.frames import Malformed, Request
 from backstop.brokers.rocketmq.look import Looker
 from backstop.brokers.rocketmq.names import encode_group, pop_retry_topics, retry_topic
 from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.properties import RETRY_TOPIC, own_headers
+from backstop.brokers.rocketmq.properties import own_headers
 from backstop.brokers.rocketmq.questions import NOTHING_THERE, number, pull, read_stats
 from backstop.brokers.rocketmq.require_answers import require_answers
 from backstop.brokers.rocketmq.schedule import Entry, Schedule
 from backstop.brokers.rocketmq.stored import read_stored
 from backstop.brokers.rocketmq.unavailable import unavailable
-from backstop.errors import ContractBroken
-from backstop.records import ID_HEADER
+from backstop.errors import BrokerUnavailable, ContractBroken
+from backstop.records import id_in
 
 LISTED = 20_000
 """Messages of a group's retry topics that one look reads at most."""
@@ -75,9 +75,13 @@ class RetryReader:
         places = {queue.key: queue.at for queue in seen.queues}
         if seen.left:
             return Retries(seen.count, None, places)
-        ids = self._ids(seen.name, seen.queues, since, seen.doing, seen.deadline)
+        try:
+            ids = self._ids(seen.queues, since, seen.doing, seen.deadline)
+        except BrokerUnavailable:  # this login may count there, and not read
+            ids = None
         if ids is not None:
-            ids |= {entry.message_id for entry in seen.scheduled if _of(seen.name, entry.failed_in) and entry.message_id}
+            # Perhaps of another topic of the group: what a message tells of where it came from is its sender's word.
+            ids |= {entry.message_id for entry in seen.scheduled if entry.message_id}
         return Retries(seen.count, None if ids is None else frozenset(ids), places)
 
     def _read(self, topic: str, group: str) -> _Seen:
@@ -108,7 +112,7 @@ class RetryReader:
             _Queue(one, broker, address, queue_id, first, first, following)
             for (one, broker, queue_id), (address, first, following) in ends.items()
         ]
-        return _Seen(topic_name, doing, deadline, queues, scheduled, left, set(topics))
+        return _Seen(doing, deadline, queues, scheduled, left, set(topics))
 
     def _places(self, group: str, topic: str, masters: Mapping[str, str], doing: str, deadline: float) -> list[_Queue]:
         """Where the group is in each queue of one of its retry topics."""
@@ -130,7 +134,7 @@ class RetryReader:
                 yield broker, address, queue_id, first, following
 
     def _ids(
-        self, topic: str, queues: Sequence[_Queue], since: Places | None, doing: str, deadline: float
+        self, queues: Sequence[_Queue], since: Places | None, doing: str, deadline: float
     ) -> set[str] | None:
         """The ids that lie in the retry topics from their places on; null: more than may be read, or than half the time of the
         look is enough for, or one cannot be read."""
@@ -146,14 +150,13 @@ class RetryReader:
                         messages = read_stored(answer.body)
                     except Malformed:
                         return None
-                    ids |= {
-                        message_id for message in messages if _of(topic, message.properties.get(RETRY_TOPIC))
-                        and (message_id := own_headers(message.properties).get(ID_HEADER))
-                    }  # fmt: skip
+                    ids |= {found for one in messages if (found := id_in(own_headers(one.properties)))}
                     following = max((message.offset + 1 for message in messages), default=at)
                     room -= len(answer.body)
-                else:  # removed, or not to be seen yet: what comes next, or the same again
+                else:  # removed by retention, or not to be seen yet: then the same again
                     following = number(answer, "nextBeginOffset", doing)
+                    if following > max(at, number(answer, "minOffset", doing)):
+                        return None  # it goes over what is there
                 entries -= max(1, following - at)
                 if entries < 0 or room < 0 or time.monotonic() > deadline - self._seconds / 2:
                     return None
@@ -164,9 +167,8 @@ class RetryReader:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one look found: of the retry topics, and of what is scheduled to go there or into the topic (`name`) itself."""
+    """What one look found: of the retry topics, and of what is scheduled to go there or into the topic itself."""
 
-    name: str
     doing: str
     deadline: float
     queues: list[_Queue]
@@ -179,8 +181,3 @@ class _Seen:
     def count(self) -> int:
         waiting = sum(queue.next - queue.at for queue in self.queues)
         return waiting + self.left + sum(entry.goes_to in self.topics for entry in self.scheduled)
-
-
-def _of(topic: str, failed_in: str | None) -> bool:
-    """Whether a message that was handed back is one of this topic; one that does not tell may be of any."""
-    return failed_in in (None, topic)

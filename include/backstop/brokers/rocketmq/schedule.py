@@ -15,12 +15,12 @@ from backstop.brokers.rocketmq.clock import Clock, Runtime, as_datetime
 from backstop.brokers.rocketmq.codes import Ask, Said
 from backstop.brokers.rocketmq.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.properties import RETRY_TOPIC, own_headers
+from backstop.brokers.rocketmq.properties import own_headers
 from backstop.brokers.rocketmq.questions import NOTHING_THERE, number, pull, read_stats
 from backstop.brokers.rocketmq.require_answers import require_answers
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.brokers.rocketmq.unavailable import unavailable
-from backstop.records import ID_HEADER
+from backstop.records import id_in
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 """A queue for each delay level, in the order of time: what comes again later lies here, also what failed."""
@@ -41,8 +41,6 @@ class Entry:
 
     goes_to: str
     due: int
-    failed_in: str | None = None
-    """The topic from which it was handed back; null: it was not."""
     message_id: str | None = None
     """Null: it carries none, so it is no copy of ours."""
 
@@ -231,8 +229,7 @@ class Schedule:
                 for message in messages:
                     level.last_due = self._due(one.queue_id, message)
                     level.entries[message.offset] = Entry(
-                        message.properties.get(_TOPIC_AFTERWARDS, ""), level.last_due,
-                        message.properties.get(RETRY_TOPIC), own_headers(message.properties).get(ID_HEADER),
+                        message.properties.get(_TOPIC_AFTERWARDS, ""), level.last_due, id_in(own_headers(message.properties)),
                     )  # fmt: skip
                     level.read_to = max(level.read_to, message.offset + 1)
                 room -= max(1, len(messages))

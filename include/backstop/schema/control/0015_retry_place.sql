@@ -4,8 +4,7 @@ CREATE TABLE retry_place (
     broker         text        NOT NULL,
     topic          text        NOT NULL,
     recorded_at    timestamptz NOT NULL,
-    places         jsonb       NOT NULL,
-    run_id         bigint      NOT NULL REFERENCES run
+    places         jsonb       NOT NULL
 );
 CREATE INDEX retry_place_lookup ON retry_place (consumer_group, broker, topic, recorded_at);
 COMMENT ON COLUMN retry_place.places IS 'by the broker''s own name of each queue: the first offset not committed';

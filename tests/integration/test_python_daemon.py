@@ -1,0 +1,42 @@
+"""Spark's Python workers on this machine: what they have when they are forked, and what they no longer read before each task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+
+def test_a_worker_has_our_imports_and_reads_no_archive_again(spark: Any) -> None:
+    def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import sys
+        import zipimport
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({
+                "had": ["duckdb" in sys.modules and "backstop.verdicts.evaluate" in sys.modules],
+                "reads": [zipimport.zipimporter.invalidate_caches.__module__],
+            })  # fmt: skip
+
+    rows = spark.range(0, 2, 1, 2).mapInArrow(told, "had boolean, reads string").collect()
+    assert {(row["had"], row["reads"]) for row in rows} == {(True, "backstop.runs.python_daemon")}
+
+
+def test_an_archive_that_changes_is_read_again(spark: Any, tmp_path: Any) -> None:
+    """As Spark's own workers do: a package that is sent along later is found."""
+    import zipfile
+
+    for number in (1, 2):
+        package = tmp_path / f"sent_along_{number}.zip"
+        with zipfile.ZipFile(package, "w") as archive:
+            archive.writestr(f"sent_along_{number}.py", f"NUMBER = {number}\n")
+        spark.sparkContext.addPyFile(str(package))
+
+        def found(batches: Iterator[pa.RecordBatch], name: str = f"sent_along_{number}") -> Iterator[pa.RecordBatch]:
+            import importlib
+
+            for _ in batches:
+                yield pa.RecordBatch.from_pydict({"number": [importlib.import_module(name).NUMBER]})
+
+        assert [row["number"] for row in spark.range(0, 1, 1, 1).mapInArrow(found, "number long").collect()] == [number]
