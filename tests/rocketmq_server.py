@@ -95,6 +95,10 @@ class RocketMQ:
         self.kill()
 
     @property
+    def running(self) -> bool:
+        return self._broker.running and (self._joins is not None or self._names.running)
+
+    @property
     def namesrv(self) -> str:
         return f"{LOOPBACK}:{self.namesrv_port}"
 

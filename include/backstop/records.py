@@ -28,12 +28,12 @@ ID_BYTES = ORDERING_KEY_BYTES = 1024
 
 
 def id_in(headers: Mapping[str, str]) -> str | None:
-    """The id that a copy carries; null: none, or one that no text of a database can be, so that no stub has it."""
+    """The id that a copy carries; null: none, or one with half of a surrogate pair, which no text can hold and no stub has."""
     found = headers.get(ID_HEADER) or None
-    return None if found is not None and _NO_TEXT.search(found) else found
+    return None if found is not None and _HALF_A_PAIR.search(found) else found
 
 
-_NO_TEXT = re.compile("[\x00\ud800-\udfff]")
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class Key(NamedTuple):

@@ -449,7 +449,7 @@ class TestLooking:
         """In the consumer's hands, on its way back, in its hands again: its id is told, or the group is not past it."""
         if not adapter.broker.capabilities.lists_retries:
             return
-        adapter.broker.publish([Message(topic, message_id, b"") for message_id in ("poison", "a", "b")])
+        adapter.broker.publish([Message(topic, message_id, b"x") for message_id in ("poison", "a", "b")])
         stored_by = adapter.broker.clock()
 
         def all_passed() -> bool:
