@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from backstop.errors import StoreUnavailable
 from backstop.local.postgres import Postgres
 from backstop.schema.build_indexes import build_indexes, indexes_of
+from backstop.schema.change_tables import change_tables, changes_of
 from backstop.schema.migrate import current, head, migrate
 from backstop.schema.revisions import revisions
 
@@ -95,6 +97,55 @@ def test_producers_go_on_while_millions_of_stubs_are_indexed(server: Postgres, s
     assert recorded > 0 and longest < LONGEST_STALL
     assert run(url, "SELECT count(*) FROM message_stub") == [(stubs + recorded,)]
     assert current(url, "producer") == head("producer")
+
+
+def test_a_reader_that_leaves_its_transaction_open_holds_up_the_migration_and_no_producer(server: Postgres) -> None:
+    url = before(server, "read", 1_000)
+    reader = psycopg2.connect(url)
+    reader.cursor().execute("SELECT count(*) FROM message_stub")
+    producers = [Producer(url) for _ in range(3)]
+    for producer in producers:
+        producer.start()
+    applied: list[list[str]] = []
+    migration = threading.Thread(target=lambda: applied.append(migrate(url, "producer")))
+    migration.start()
+    tried = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'ALTER TABLE%'"
+    times, waits = 0, False
+    deadline = time.monotonic() + 60
+    while times < 3 and time.monotonic() < deadline:  # it has tried, given way, and tried again
+        now = run(url, tried) == [(1,)]
+        times, waits = times + (now and not waits), now
+        time.sleep(0.02)
+    assert times == 3 and applied == [] and current(url, "producer") == "0001"
+    reader.close()
+    migration.join(60)
+    for producer in producers:
+        producer.end()
+    assert applied == [COMING]
+    assert all(producer.recorded for producer in producers) and max(producer.longest for producer in producers) < LONGEST_STALL
+
+
+def test_a_change_that_never_gets_its_moment_is_told_and_made_the_next_time(server: Postgres) -> None:
+    url = before(server, "never", 10)
+    reader, changer = psycopg2.connect(url), psycopg2.connect(url)
+    changer.autocommit = True
+    reader.cursor().execute("SELECT count(*) FROM message_stub")
+    with pytest.raises(StoreUnavailable, match="message_stub was in use") as caught:
+        coming = list(revisions("producer").values())[1:]
+        change_tables(changer, coming, wait_seconds=0.1, pause_seconds=0.1, patience_seconds=0.5)
+    assert "pg_stat_activity" in caught.value.next_step
+    changer.close()
+    reader.close()
+    assert migrate(url, "producer") == COMING
+
+
+@pytest.mark.parametrize("role", ["producer", "consumer"])
+def test_each_change_of_a_table_in_use_can_be_told_from_its_absence(role: str) -> None:
+    for sql in list(revisions(role).values())[1:]:
+        for change in changes_of(sql):
+            change.question()
+        without = re.sub(r"^--.*$|^(CREATE INDEX IF NOT EXISTS|ALTER TABLE|UPDATE) [^;]+;", "", sql, flags=re.MULTILINE)
+        assert without.strip() == "", "a statement of a kind that may lock a table in use"
 
 
 def test_an_index_that_was_interrupted_is_built_again(server: Postgres) -> None:

@@ -51,6 +51,12 @@ def indexes_of(sql: str) -> Iterator[Index]:
         yield Index(found["name"], found["table"], found["rest"].strip())
 
 
+def without_indexes_there(sql: str, cursor: Any) -> str:
+    """A revision's SQL without the indexes that the database has: to ask for one would lock every writer out for a moment."""
+    there = "SELECT to_regclass(%s) IS NOT NULL"
+    return _INDEX.sub(lambda found: "" if _one(cursor, there, found["name"]) else found.group(), sql)
+
+
 def build_indexes(
     connection: Any, lock: str, sqls: list[str], *, lock_seconds: float = LOCK_SECONDS, turn_seconds: float = TURN_SECONDS
 ) -> list[str]:

@@ -23,6 +23,7 @@ from sqlalchemy.pool import NullPool
 
 from backstop.errors import StoreUnavailable
 from backstop.schema.build_indexes import build_indexes
+from backstop.schema.change_tables import change_tables
 from backstop.schema.revisions import head, revisions, version_table
 from backstop.stores.postgresql_connection import NOT_A_URL, read_url
 
@@ -30,6 +31,8 @@ __all__ = ["as_sql", "current", "grant", "grants_sql", "head", "migrate"]
 
 _FOLDER = Path(__file__).resolve().parent
 _LIMITS = "SET LOCAL lock_timeout = '60s'"
+OTHERS = frozenset({"producer", "consumer"})
+"""Roles whose tables other programs write to, in their business transactions."""
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('{lock}', 0))"
 """Two migrations of one database wait for each other: the second finds nothing left to do."""
 
@@ -37,14 +40,15 @@ _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('{lock}', 0))"
 def migrate(url: str, role: str) -> list[str]:
     """Apply what is missing, in one transaction; returns the revisions applied, oldest first.
 
-    Indexes on tables that are there are built before it, while their writers go on.
+    Tables of other people's databases are changed, and indexes on tables that are there are built, before it: nobody who writes
+    to them waits for longer than change_tables.WAIT_SECONDS.
 
     Raises StoreUnavailable when the database does not answer or refuses, ConfigurationError for an unknown
     role.
     """
     known = list(revisions(role))
     config = _config(role)
-    _build_indexes(url, role)
+    _prepare(url, role)
     with _connected(url, role) as connection, connection.begin():
         connection.execute(text(_LIMITS))
         connection.execute(text(_lock(role)))
@@ -60,7 +64,8 @@ def migrate(url: str, role: str) -> list[str]:
     return [revision for revision in known if before is None or revision > before]
 
 
-def _build_indexes(url: str, role: str) -> None:
+def _prepare(url: str, role: str) -> None:
+    """What would hold up those at work on the tables, before the migration's own transaction."""
     with _connected(url, role) as connection:
         before = _revision(connection, role)
         connection.rollback()
@@ -69,6 +74,8 @@ def _build_indexes(url: str, role: str) -> None:
             raw = connection.connection.driver_connection
             assert raw is not None
             raw.autocommit = True
+            if role in OTHERS:
+                change_tables(raw, coming)
             build_indexes(raw, version_table(role), coming)
 
 

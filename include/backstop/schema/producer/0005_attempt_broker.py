@@ -1,10 +1,10 @@
 """Revision 0005 of the producer role: which broker each send went to."""
 
-from backstop.schema.apply import apply
+from backstop.schema.apply import apply_to_tables_in_use
 
 revision = "0005"
 down_revision = "0004"
 
 
 def upgrade() -> None:
-    apply("producer", revision)
+    apply_to_tables_in_use("producer", revision)

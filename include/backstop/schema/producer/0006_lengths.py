@@ -1,10 +1,10 @@
 """Revision 0006 of the producer role: the contract's lengths, for rows written from now on."""
 
-from backstop.schema.apply import apply
+from backstop.schema.apply import apply_to_tables_in_use
 
 revision = "0006"
 down_revision = "0005"
 
 
 def upgrade() -> None:
-    apply("producer", revision)
+    apply_to_tables_in_use("producer", revision)
