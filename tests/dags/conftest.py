@@ -23,7 +23,7 @@ _people = ExitStack()
 _ready: list[Any] = []
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One start of Airflow for all tests in which people answer, of several files; it ends with the last of them."""
     from live_people import live_people

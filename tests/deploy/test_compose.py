@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import stat
@@ -82,6 +83,20 @@ def test_each_service_is_bounded_restarted_watched_and_closed_to_the_network(nam
     assert all(volume.endswith(":ro") for volume in mounted)
     assert all((ROOT / volume.split(":")[0]).exists() for volume in mounted)
     assert re.search(r":\d+\.\d+[.\d]*", service["image"]), "an image without a version"
+
+
+def test_the_login_s_file_can_be_written_where_airflow_opens_it_and_nowhere_else() -> None:
+    """Airflow's simple auth manager opens it with "a+" when the api-server starts, and with "r+" at each login."""
+    package = Path(str(importlib.util.find_spec("airflow.api_fastapi.auth.managers.simple").origin)).parent
+    inspected = (package / "simple_auth_manager.py").read_text()
+    assert '"a+"' in inspected and '"r+"' in inspected, "Airflow opens it in another way: look again"
+    folder = str(Path(as_written()["x-airflow-environment"]["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"]).parent)
+    mounts = {
+        name: volume.split(":")[2:] for name, service in SERVICES.items() for volume in service.get("volumes", [])
+        if volume.split(":")[1] == folder
+    }  # fmt: skip
+    writable = {name for name, how in mounts.items() if how != ["ro"]}
+    assert writable == {"airflow-api-server", "initialise"} < set(mounts)
 
 
 def test_nothing_starts_before_what_it_needs_is_healthy() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from backstop.brokers.open import open_broker
 from backstop.cases.actions import ACTIONS, actions_for
-from backstop.cases.close import close_satisfied
+from backstop.cases.close import close_satisfied, close_settled, settle
 from backstop.cases.decide import Decided, decide
 from backstop.cases.intend import begun
 from backstop.cases.look import list_cases, show
@@ -20,6 +20,7 @@ from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.errors import DecisionRefused, StoreUnavailable
+from backstop.health.outbox import note_failure
 from backstop.runs.control import connect
 from backstop.runs.run import open_run
 from control_world import SHARDS, World, servers, world  # noqa: F401
@@ -541,3 +542,38 @@ def test_a_case_that_came_back_ends_the_story_before_in_its_alerts(world: World)
     world.control("DELETE FROM alert WHERE dedup_key = %s", (first,))
     comes()
     assert alerts(world)[1:] == [f"{first}/reopened/1", f"{first}/reopened/1/closed", f"{first}/reopened/2"]
+
+
+def test_a_case_that_a_delivery_joins_while_it_is_closed_stays_open(world: World) -> None:
+    case_id = found(world, "exhausted", "a")
+    with world.conn, world.conn.cursor() as cur:
+        settle(cur, [("orders", "a", "billing")])
+    joining = connect(world.settings, world.connections)
+    with joining.cursor() as cur:  # a run that has found another one, and has not committed
+        open_case(
+            cur, kind="exhausted", topic="orders", group="billing", subject="", severity="warning", summary="exhausted happened",
+            evidence={}, members=[("shop_a", "orders", "b", "billing")], run_id=None,
+        )  # fmt: skip
+    closed: list[int] = []
+
+    def close() -> None:
+        with world.conn, world.conn.cursor() as cur:
+            closed.append(close_settled(cur))
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    deadline = time.monotonic() + 30
+    while not world.control(waits) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    joining.commit()
+    joining.close()
+    closing.join(30)
+    assert closed == [0] and state_of(world, case_id) == "open"
+
+
+def test_each_failure_of_what_a_person_began_is_told_and_of_a_duty_once(world: World) -> None:
+    for run in ("case-1-1", "case-2-1", "case-2-1"):
+        note_failure(world.conn, "decide_case", "t", "b", {"run": run})
+        note_failure(world.conn, "sweep", "t", "b", {"run": run})
+    assert alerts(world) == ["duty/decide_case/failed/case-1-1", "duty/sweep/failed/0", "duty/decide_case/failed/case-2-1"]

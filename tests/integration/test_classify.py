@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from backstop.cli.app import run_app
+from backstop.dead_letters import classify as classify_module
 from backstop.dead_letters.classify import classify_letters
 from backstop.dead_letters.promote_causes import promote_causes
 from backstop.dead_letters.try_rules import try_rules
@@ -414,3 +415,22 @@ def test_causes_are_listed_and_rules_are_tried_by_command_line(
     code, said = command("try-rules", str(rules))
     assert code == 2
     assert "rules.0.category" in said and "rules.0.pattern" in said and "Nothing was changed" in said
+
+
+def test_a_text_that_breaks_the_classification_is_for_a_person_and_stops_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = classify_module.shape_of
+
+    def shape_of(cause: str, error: str) -> Any:
+        if "bomb" in error:
+            raise RecursionError("too deep")
+        return whole(cause, error)
+
+    monkeypatch.setattr(classify_module, "shape_of", shape_of)
+    letter(world, "odd", error="the bomb of a hostile producer")
+    letter(world, "good", error="KeyError: 'total'")
+    classify(world)
+    assert categories(world) == {"odd": "unknown", "good": "poison"}
+    assert [template for template in causes(world) if "RecursionError" in template]
+    assert not [template for template in causes(world) if "bomb" in template]

@@ -65,6 +65,11 @@ TABLE: list[tuple[str, dict[str, Any], Decision]] = [
     ("a log that breaks its contract", {"log": log("CONSUMED", invalid="no consumed_at")}, Escalate("invalid_log")),
     ("a store that did not answer", {"unread": "store billing_db", "log": None}, Wait(SOON, "unread: store billing_db")),
     ("a lease that is alive, with the skew", ALIVE, Wait(NOW + POLICY.max_clock_skew, "in_progress")),
+    ("a lease until the year 9000 is looked at again",
+     {"log": log("CONSUMING", lease_expires_at=datetime(9000, 1, 1, tzinfo=UTC))}, Wait(NOW + timedelta(hours=1), "in_progress")),
+    ("a send whose deadline is in the year 9000", {
+        "stub": stub(attempt_token="t", attempt_deadline=datetime(9000, 1, 1, tzinfo=UTC))},
+     Wait(NOW + POLICY.replay_horizon, "a send of it is under way")),
     ("a lease of no end", {"log": log("CONSUMING", lease_expires_at=None)}, Wait(SOON, "in_progress")),
     ("a log touched a moment ago", {"log": log(moved=timedelta(seconds=1))},
      Wait(NOW - timedelta(seconds=1) + POLICY.consume_timeout, "in_progress")),

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import log_templates
+from backstop.dead_letters import fingerprint as fingerprint_module
 from backstop.dead_letters.find_patterns import Patterns, find_patterns
 from backstop.dead_letters.fingerprint import HEAD, TAIL, TEMPLATE, VERSION, fingerprint, shape_of
 from backstop.dead_letters.group_texts import group_texts
@@ -272,3 +273,11 @@ def test_a_kept_pattern_takes_names_and_slots_but_no_words() -> None:
     assert kept.match("the state is closed now") == "the state is <any> now"
     assert kept.match("the state is FooError now") is None
     assert kept.match("the card of erin was refused") is None
+
+
+def test_an_error_in_an_error_without_end_has_a_shape() -> None:
+    nested: object = "a"
+    for _ in range(5_000):
+        nested = {"error": nested}
+    assert fingerprint_module._said_in(nested) == "<*>"
+    assert fingerprint('{"error":' * 5 + '{"message": "no such account"}' + "}" * 5).template.count("no such account") == 1

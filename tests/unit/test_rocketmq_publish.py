@@ -188,6 +188,32 @@ def test_what_a_busy_broker_put_off_does_not_come_behind_a_later_message_of_its_
     assert {one for one, _ in send(broker, 20)} == {Outcome.SENT}, "without keys there is no order to keep"
 
 
+def test_pieces_that_are_asked_again_keep_the_order_of_their_key(broker: Broker) -> None:
+    stored: list[str] = []
+
+    def say(command: Command) -> tuple[int, str | None]:
+        number = len(broker.sends)
+        if number == 1:
+            return Said.SYSTEM_BUSY, "busy"
+        if command.code == Ask.SEND_BATCH_MESSAGE and number <= 3:
+            return Said.MESSAGE_ILLEGAL, "one of them"
+        stored.extend(f"m-{i:02}" for i in range(20) if f"m-{i:02}".encode() in command.body or f"m-{i:02}" in str(command.ext))
+        return Said.SUCCESS, None
+
+    broker.say = say
+    keyed = [Message("t", f"m-{i:02}", b"x", partition_key="k") for i in range(20)]
+    broker.publisher().publish(keyed, None)
+    assert stored == sorted(stored) and stored[0] == "m-00"
+
+
+def test_the_others_of_a_piece_that_was_overtaken_may_be_sent_again(broker: Broker) -> None:
+    broker.say = lambda _: (Said.MESSAGE_ILLEGAL, "one of them") if len(broker.sends) == 1 else (Said.SUCCESS, None)
+    keyed = [Message("t", f"m-{i}", b"x", partition_key="k") for i in range(20)]
+    receipts = broker.publisher().publish(keyed, None)
+    refused = [receipt for receipt in receipts if receipt.outcome is Outcome.REFUSED]
+    assert 1 < len(refused) < 20 and not any(receipt.refused_for_good for receipt in refused)
+
+
 def test_silence_is_unknown_at_the_end_of_the_time(broker: Broker) -> None:
     broker.say = lambda _: None
     assert send(broker, 3, seconds=0.3) == [(Outcome.UNKNOWN, False)] * 3

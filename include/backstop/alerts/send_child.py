@@ -62,7 +62,7 @@ def apprise(channel: Mapping[str, Any]) -> Send | str:
     """Sends title and text by Apprise; or why the URL cannot be used."""
     try:
         from apprise import Apprise, AppriseAsset
-        from apprise.common import NotifyFormat, NotifyType
+        from apprise.common import NotifyFormat, NotifyType, OverflowMode
         from apprise.manager_plugins import NotificationManager
     except ImportError:
         return "Apprise is not installed: pip install backstop-mq[alerts]"
@@ -88,6 +88,8 @@ def apprise(channel: Mapping[str, Any]) -> Send | str:
         return f"it names {len(plugin)} targets or copies; one channel is for one: a list's address, a room, a service"
     plugin.socket_connect_timeout = plugin.socket_read_timeout = channel["timeout"]
     plugin.request_rate_per_sec = min(plugin.request_rate_per_sec, 0.0 if scheme.startswith("mailto") else 1.0)
+    # A service refuses a text that is too long for it, again and again: the gravest stand first in ours.
+    plugin.overflow_mode = OverflowMode.TRUNCATE
     types = {"info": NotifyType.INFO, "warning": NotifyType.WARNING, "critical": NotifyType.FAILURE}
 
     def send(message: Mapping[str, Any]) -> str | None:

@@ -29,7 +29,9 @@ def close_satisfied(cur: Any, run_id: int, done: Sequence[Delivery] = ()) -> int
 
 def close_settled(cur: Any) -> int:
     """Closes every case all of whose members have settled; returns how many."""
-    cur.execute(_SQL["close_settled"])
+    # Two statements: the second one sees what was committed while the first one waited for a case that somebody added to.
+    cur.execute(_SQL["lock_cases_with_all_settled"])
+    cur.execute(_SQL["close_settled"], {"cases": [case_id for (case_id,) in cur.fetchall()]})
     closed = cur.fetchall()
     for case_id, kind, topic, group, decision, reopened in closed:
         how = f"after the decision to {decision}" if decision else "by itself"

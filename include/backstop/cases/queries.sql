@@ -79,10 +79,20 @@ WHERE c.case_id = m.case_id AND c.closed_at IS NULL AND m.settled_at IS NULL
     AND (m.topic, m.message_id, m.consumer_group)
         IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]));
 
+-- name: lock_cases_with_all_settled: those that may be over; what joins one of them meanwhile is seen by the statement after this
+SELECT c.case_id
+FROM case_file c
+WHERE c.closed_at IS NULL
+    AND (EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id) OR c.kind = 'dead_letters')
+    AND NOT EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state IN ('open', 'replaying'))
+    AND NOT EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL)
+ORDER BY c.case_id
+FOR UPDATE;
+
 -- name: close_settled: cases all of whose members have settled; a dead letter may be without a member, because it has no id
 UPDATE case_file c
 SET state = 'closed', closed_at = clock_timestamp()
-WHERE c.closed_at IS NULL
+WHERE c.closed_at IS NULL AND c.case_id = ANY (%(cases)s)
     AND (EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id) OR c.kind = 'dead_letters')
     AND NOT EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state IN ('open', 'replaying'))
     AND NOT EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL)

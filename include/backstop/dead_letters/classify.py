@@ -213,11 +213,20 @@ def stage_pages(
     return looked, waits
 
 
+def _unreadable(letter: Unclassified, rules: Rules, error: Exception) -> Staged:
+    """One that cannot be classified is for a person: its cause names the kind of what went wrong, and nothing of its text."""
+    template, unknown = f"a text that could not be classified: {type(error).__name__}", Category.UNKNOWN
+    return Staged(letter.dead_letter_id, cause_name(template, unknown, rules), template, unknown, unknown)
+
+
 def classify_page(letters: Sequence[Unclassified], logs: Logs, rules: Rules) -> Looked:
     """Judges letters whose logs are asked all at once."""
     done = Looked()
     for letter, asked in zip(letters, logs.ask(letters), strict=True):
-        staged = judge(letter, asked, rules)
+        try:
+            staged = judge(letter, asked, rules)
+        except Exception as error:  # noqa: BLE001 - whatever a text does to us, it stops no other letter
+            staged = _unreadable(letter, rules, error)
         if staged is None:
             done.waits += 1
         else:

@@ -141,7 +141,8 @@ def decide(facts: Facts, policy: Policy) -> Decision:
     if facts.unread is not None:
         return Wait(soon, f"unread: {facts.unread}")
     if log is not None and (until := busy_until(log, facts.as_of, policy)) is not None:
-        return Wait(until, "parked" if log.state == LogState.PARKED else "in_progress")
+        # A lease may say that it ends in the year 9000, and be mended tomorrow.
+        return Wait(min(until, facts.as_of + _aged(policy)), "parked" if log.state == LogState.PARKED else "in_progress")
     if facts.category is None:
         return Wait(soon, "not_classified")
     if done:
@@ -178,7 +179,8 @@ def _decide_sendable(facts: Facts, policy: Policy, soon: datetime) -> Decision:
     if facts.barred is not None:
         return Escalate(facts.barred)
     if facts.stub.attempt_token is not None:
-        return Wait(max(facts.stub.attempt_deadline or soon, soon), "a send of it is under way")
+        ends = min(facts.stub.attempt_deadline or soon, facts.as_of + policy.replay_horizon)
+        return Wait(max(ends, soon), "a send of it is under way")
     if facts.asked is not None:
         return Wait(soon, facts.asked)
     if facts.before is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from backstop.config.settings import Settings
 from backstop.dead_letters.ask_stores import Delivery, bad_clocks, befores_of, logs_of, owed_by, stubs_of
 from backstop.dead_letters.decide import Facts
+from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Key, LogRow, LogState, Stub, StubStatus, Verdict
 from backstop.resend.request import route_for
@@ -133,7 +134,8 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
     key, delivery = letter.key, letter.delivery
     stub = seen.stubs.get(key) if key is not None else None
     given_up = seen.discarded.get(delivery) if delivery is not None else None
-    if given_up is None and key is not None and stub is not None and stub.status == StubStatus.VOIDED:
+    alone = key is not None and len(seen.shards.get(key, ())) == 1
+    if given_up is None and key is not None and alone and stub is not None and stub.status == StubStatus.VOIDED:
         given_up = seen.withdrawn.get(key, {"decided_by": "triage", "why": "its stub is voided", "case_id": None})
     facts = Facts(
         as_of=look.as_of, category=letter.category, barred=letter.barred, left=letter.left_in_case, discarded=given_up,
@@ -143,12 +145,20 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
         return facts
     group = delivery[2]
     known = group in settings.groups_of(key.topic)
+    route, unread = None, facts.unread
+    if known:
+        try:
+            route = route_for(sources, key.topic, frozenset({group}), look.verdicts.get(key, {}))
+        except Unavailable as error:  # it cannot be opened: the letters of other brokers are decided all the same
+            broker = settings.topics[key.topic].broker
+            sources.missed(f"broker {broker}", error)
+            unread = unread or f"broker {broker}"
     return replace(
         facts, log=seen.logs.get(delivery), stub=stub, shards=tuple(seen.shards.get(key, ())),
         log_floor=seen.floors.get(group), left=letter.left_in_case or seen.left.get(delivery),
         barred=letter.barred or seen.barred.get(delivery),
         replays=seen.replays.get(delivery, 0), observed=known and settings.topics[key.topic].mode != "repair",
-        route=route_for(sources, key.topic, frozenset({group}), look.verdicts.get(key, {})) if known else None,
+        route=route, unread=unread,
         duplicates=settings.groups[group].duplicates if known else "no", asked=_asked(stub, seen.asked.get(key, ())),
     )  # fmt: skip
 

@@ -96,6 +96,10 @@ def _cut(template: str) -> str:
     return template if len(template) <= TEMPLATE else f"{template[: TEMPLATE - 400]} ... {template[-390:]}"
 
 
+DEPTH = 8
+"""How deep an error may lie in a document: an error of an error of an error."""
+
+
 def _take_json(text: str) -> str:
     """Documents inside the text become what they say of an error; a whole document also keeps its message."""
     if "{" not in text and "[" not in text:
@@ -117,16 +121,18 @@ def _take_json(text: str) -> str:
     return "".join(parts) + text[at:]
 
 
-def _said_in(value: Any) -> str:
+def _said_in(value: Any, depth: int = 0) -> str:
+    if depth > DEPTH:
+        return SLOT
     if isinstance(value, list):
-        return SLOT if not (value and isinstance(value[0], dict)) else f"[{_said_in(value[0])}]"
+        return SLOT if not (value and isinstance(value[0], dict)) else f"[{_said_in(value[0], depth + 1)}]"
     if not isinstance(value, dict):
         return SLOT
     inner = value.get("error") or value.get("fault") or value.get("errors")
     if isinstance(inner, list) and all(isinstance(one, str) for one in inner):
         inner = {"error": "; ".join(inner[:3])}
     if isinstance(inner, dict | list):
-        return _said_in(inner)
+        return _said_in(inner, depth + 1)
     kept = []
     for key in (*_SAYS_WHAT, *_TEXT):
         said = value.get(key)

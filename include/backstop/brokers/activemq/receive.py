@@ -149,6 +149,9 @@ class ActiveMQSubscription:
 
     def _take(self, frame: Frame) -> Received:
         broker_id = frame.headers.get("message-id", "")
+        if broker_id in self._taken:
+            # A property of this name, which clients in Java may write, stands in place of the broker's id.
+            broker_id = f"{broker_id} {frame.headers['ack']}"
         topic = self._topics[int(frame.headers["subscription"])]
         # The broker tells that it was delivered before, and not how often.
         deliveries = 2 if frame.headers.get("redelivered") == "true" else 1

@@ -5,6 +5,7 @@ Not a client with a thread that receives: a send must tell whether its bytes can
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
@@ -51,8 +52,16 @@ class Address:
         if jolokia is not None and "@" not in urlsplit(jolokia).netloc and parts.username:
             scheme, _, rest = jolokia.partition("://")
             jolokia = f"{scheme}://{parts.username}:{parts.password or ''}@{rest}"  # the same login for both
+        try:
+            port, _ = parts.port or DEFAULT_PORT, urlsplit(jolokia or "").port
+        except ValueError:  # its text holds what stands where the port should be: perhaps a piece of a password
+            raise ConfigurationError(
+                "The port in the connection of an ActiveMQ broker, or in its Jolokia address, is no number.",
+                kept="Nothing was sent or read.",
+                next_step="Percent-encode the password; inside the Jolokia address, which is encoded as a whole, twice.",
+            ) from None
         return cls(
-            parts.hostname, parts.port or DEFAULT_PORT, parts.scheme == "stomp+ssl",
+            parts.hostname, port, parts.scheme == "stomp+ssl",
             unquote(parts.username or ""), unquote(parts.password or ""), jolokia,
         )  # fmt: skip
 
@@ -207,12 +216,15 @@ class Pool:
     def __init__(self, address: Address, *, connect_timeout: float) -> None:
         self.address, self.connect_timeout = address, connect_timeout
         self._idle: list[Session] = []
+        self._process = os.getpid()
         self._lock = threading.Lock()
 
     def take(self) -> Session:
         """An open session. Raises NotSent."""
         while True:
             with self._lock:
+                if self._process != os.getpid():  # a forked child must not speak into its parent's connections
+                    self._process, self._idle = os.getpid(), []
                 session = self._idle.pop() if self._idle else None
             if session is None:
                 return self.new()

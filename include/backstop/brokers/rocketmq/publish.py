@@ -10,7 +10,7 @@ import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backstop.brokers.protocol import Receipt
 from backstop.brokers.rocketmq.batch import write_batch
@@ -160,8 +160,8 @@ class Publisher:
         """
         pauses = iter(BUSY_SECONDS)
         while pieces:
-            alone: list[_Piece] = []
-            busy: list[_Piece] = []
+            again: list[tuple[_Piece, bool]] = []
+            """In the order of the pieces, which is that of the messages of a key; and whether the broker was busy."""
             results = self._pool.ask_all([(piece.master, piece.request()) for piece in pieces], deadline)
             settled = [_settle(piece, result) for piece, result in zip(pieces, results, strict=True)]
             overtaken = _overtaken(pieces, settled)
@@ -169,18 +169,20 @@ class Publisher:
                 receipts |= settled[place]
                 code = result.code if isinstance(result, Answer) else None
                 if place in overtaken:
+                    if len(piece.ones) > 1:  # it said no to one of them, and nobody knows to which
+                        receipts |= {n: replace(receipt, refused_for_good=False) for n, receipt in settled[place].items()}
                     continue
                 if len(piece.ones) > 1 and _is_too_much(result):
-                    alone += piece.split()  # it said no to one of them, and stored none: each by itself then
+                    again += ((one, False) for one in piece.split())  # as above, and it stored none: each by itself then
                 elif code == Said.SYSTEM_BUSY:
-                    busy.append(piece)
+                    again.append((piece, True))
                 elif code is None or code in _MOVED:
                     self._routes.forget(piece.topic)
-            pause = next(pauses, None) if busy else None
-            if pause is not None and time.monotonic() + pause < deadline:
+            pause = next(pauses, None) if any(busy for _, busy in again) else None
+            waits = pause is not None and time.monotonic() + pause < deadline
+            if waits and pause is not None:
                 time.sleep(pause)  # the broker said what to wait for: its own queue
-                alone += busy
-            pieces = alone
+            pieces = [piece for piece, busy in again if waits or not busy]
 
     def _route(self, topic: str, deadline: float) -> Route | Receipt:
         """Where the topic lies, or the receipt for every message of a topic that cannot be sent to."""

@@ -20,6 +20,7 @@ from backstop.brokers.rocketmq.questions import SUBSCRIPTION, SUSPEND
 from backstop.brokers.rocketmq.share_queues import QueueShare
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.brokers.rocketmq.unavailable import unavailable
+from backstop.errors import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +43,34 @@ class Puller:
         self._lines, self._share, self._group, self._filters, self._tags = lines, share, group, filters, tags
         self._batch, self._seconds = batch, seconds
         self._turn = 0
+        self._problem: BrokerUnavailable | None = None
+        """What the first queue said that could not be read since the last `pull`."""
 
     def pull(self, room: int) -> None:
-        """Until `room` messages wait to be handed out, or every queue was asked and is empty. Raises BrokerUnavailable."""
+        """Until `room` messages wait to be handed out, or every queue was asked and is empty.
+
+        Raises BrokerUnavailable when a queue could not be read and no other one has anything.
+        """
         ready = deque(hand for hand in self.in_turn() if hand.pulling is None)
         while ready and room > (waiting := sum(hand.fresh for hand in self._share.hands.values())) and self._may_take():
             some = [ready.popleft() for _ in range(min(len(ready), room - waiting))]
             number = min(self._batch, max(1, (room - waiting) // len(some)))
             requests = [(hand.queue.broker, self._request(hand, number)) for hand in some]
             for hand, answer in zip(some, self._share.ask(requests, "receiving"), strict=True):
-                if self._read(hand, answer):
+                try:
+                    more = self._read(hand, answer)
+                except BrokerUnavailable as error:
+                    self._problem = self._problem or error
+                    continue  # it is asked again by the next call; the others go on
+                if more:
                     ready.append(hand)
                 else:
                     self._hold(hand, min(self._batch, room))
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            if not any(hand.fresh for hand in self._share.hands.values()):
+                raise problem
+            log.warning("%s", problem)
 
     def arrived(self) -> None:
         """Takes the answers to pulls that were held. Raises BrokerUnavailable."""
@@ -67,7 +83,10 @@ class Puller:
             if answer is not None:
                 hand.pulling = None
                 if hand.pulling_from == hand.next_offset:
-                    self._read(hand, answer)
+                    try:
+                        self._read(hand, answer)
+                    except BrokerUnavailable as error:
+                        self._problem = self._problem or error
             elif now > hand.pulling_until:
                 self._lines.give_up(hand.queue.broker, "did not answer a pull that it held")
 

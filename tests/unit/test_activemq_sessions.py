@@ -1,0 +1,84 @@
+"""What ActiveMQ's answers to a commit mean, connections in a forked child, and messages that name themselves alike."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from backstop.brokers.activemq.frames import Frame
+from backstop.brokers.activemq.names import Names
+from backstop.brokers.activemq.publish import _uncommitted
+from backstop.brokers.activemq.receive import ActiveMQSubscription
+from backstop.brokers.activemq.session import Address, Pool
+from backstop.errors import ConfigurationError
+from backstop.records import Outcome
+
+
+@pytest.mark.parametrize(("message", "outcome"), [
+    ("COMMIT FAILED: Transaction rolled back", Outcome.REFUSED),
+    ("Transaction 'b-7' has not been started. Transaction marked rollback only", Outcome.REFUSED),
+    ("STORE COMMIT FAILED: Transaction rolled back", Outcome.UNKNOWN),
+    ("POST COMMIT FAILED", Outcome.UNKNOWN),
+    ("No space left on device", Outcome.UNKNOWN),
+])  # fmt: skip
+def test_a_commit_is_refused_only_where_the_store_was_never_asked(message: str, outcome: Outcome) -> None:
+    trace = b"javax.transaction.xa.XAException: COMMIT FAILED\n caused by: Transaction rolled back, marked rollback only"
+    assert _uncommitted(Frame("ERROR", {"message": message}, trace)).outcome is outcome
+
+
+def test_a_port_that_is_a_piece_of_a_password_is_not_told() -> None:
+    for url in ("stomp://u:S3cret/word@host:61613", "stomp://u:p@host:61613?jolokia=http%3A%2F%2Fu%3AS3cret%2Fword%40host%3A8161"):
+        with pytest.raises(ConfigurationError) as refused:
+            Address.parse(url)
+        assert "S3cret" not in str(refused.value) and refused.value.__cause__ is None
+
+
+def test_a_forked_child_does_not_use_its_parents_connections() -> None:
+    class Session:
+        closed = False
+
+        def idle(self) -> bool:
+            return True
+
+    pool = Pool(Address.parse("stomp://u:p@127.0.0.1:1"), connect_timeout=0.1)
+    pool.give_back(Session())  # type: ignore[arg-type]
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            pool.take()
+            theirs.sendall(b"parent's")
+        except BaseException as error:  # noqa: BLE001 - the child tells, and ends here
+            theirs.sendall(type(error).__name__.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert ours.recv(100) == b"NotSent", "it makes a connection of its own, and nobody listens there"
+    assert isinstance(pool.take(), Session)
+
+
+def test_two_messages_that_name_themselves_alike_are_acknowledged_each_for_itself() -> None:
+    class Session:
+        sent = b""
+
+        def number(self) -> str:
+            return "1"
+
+        def ask(self, frames: bytes, *_: Any) -> None:
+            Session.sent += frames
+
+    pool = Pool(Address.parse("stomp://u:p@127.0.0.1:1"), connect_timeout=0.1)
+    made = ActiveMQSubscription(
+        pool, Names(), None, group="g", topics=["t"], seconds=1,
+        delivery_limit=None,
+    )  # fmt: skip
+    made._session = Session()  # type: ignore[assignment]
+    first, second = (
+        made._take(Frame("MESSAGE", {"message-id": "order 7", "ack": ack, "subscription": "0"}, b"x")) for ack in ("A1", "A2")
+    )
+    made.acknowledge([first])
+    assert b"id:A1" in Session.sent and b"A2" not in Session.sent
+    made.acknowledge([second])
+    assert b"id:A2" in Session.sent
