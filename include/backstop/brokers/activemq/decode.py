@@ -109,7 +109,7 @@ def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
     headers = own_headers(frame)
     cause = frame.headers.get(CAUSE, "")
     counted = frame.headers.get(DELIVERIES) or next(iter(_DELIVERIES.findall(cause)), "")
-    message_id = id_in(headers)
+    message_id = headers.get(ID_HEADER) or None
     return DeadLetter(
         queue=queue, broker_id=frame.headers.get("message-id", ""), group=group, topic=topic, message_id=message_id,
         content=frame.body, headers=_as_json(headers),

@@ -61,7 +61,7 @@ def read_letter(queue: str, broker: str, group: str, stored: Stored, position: P
     """The entry, whole. A content that cannot be unpacked is handed out as it is stored, and `invalid` says so."""
     headers = own_headers(stored.properties)
     content, unreadable = stored.unpack()
-    message_id, topic = id_in(headers), topic_of(stored, group)
+    message_id, topic = headers.get(ID_HEADER) or None, topic_of(stored, group)
     wrong = [
         why for why in (
             None if message_id else f"it has no property {ID_HEADER}", None if topic else "it names no topic", unreadable,
