@@ -21,7 +21,7 @@ export BACKSTOP_JDBC_JAR := $(CURDIR)/.local/jars/postgresql-42.7.8.jar
 # Set-up wrote down the Java that it found fit; it is read when a recipe runs, after set-up.
 WITH_JAVA = JAVA_HOME="$$(cat .local/java_home)"
 PYTEST = $(WITH_JAVA) $(PY) -m pytest
-# Files of tests at once: most of them wait most of the time.
+# Files of tests at once.
 JOBS ?= 3
 
 .DEFAULT_GOAL := help

@@ -23,8 +23,7 @@ def test_a_worker_has_our_imports_and_reads_no_archive_again(spark: Any) -> None
     assert {(row["had"], row["reads"]) for row in rows} == {(True, "backstop.runs.python_daemon")}
 
 
-def test_an_archive_that_changes_is_read_again(spark: Any, tmp_path: Any) -> None:
-    """As Spark's own workers do: a package that is sent along later is found."""
+def test_a_package_that_is_sent_along_later_is_found(spark: Any, tmp_path: Any) -> None:
     import zipfile
 
     for number in (1, 2):

@@ -21,6 +21,7 @@ from backstop.records import Outcome
     ("COMMIT FAILED: Transaction rolled back", Outcome.REFUSED),
     ("Transaction 'b-7' has not been started. Transaction marked rollback only", Outcome.REFUSED),
     ("STORE COMMIT FAILED: Transaction rolled back", Outcome.UNKNOWN),
+    ("STORE COMMIT FAILED: Transaction marked rollback only", Outcome.UNKNOWN),
     ("POST COMMIT FAILED", Outcome.UNKNOWN),
     ("No space left on device", Outcome.UNKNOWN),
 ])  # fmt: skip

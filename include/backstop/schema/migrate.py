@@ -40,8 +40,8 @@ _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('{lock}', 0))"
 def migrate(url: str, role: str) -> list[str]:
     """Apply what is missing, in one transaction; returns the revisions applied, oldest first.
 
-    Tables of other people's databases are changed, and indexes on tables that are there are built, before it: nobody who writes
-    to them waits for longer than change_tables.WAIT_SECONDS.
+    Tables of other people's databases are changed, and indexes on tables that are there are built, before it: who writes to them
+    waits for change_tables.WAIT_SECONDS at a time. The transaction itself locks rows alone: of messages that were resent.
 
     Raises StoreUnavailable when the database does not answer or refuses, ConfigurationError for an unknown
     role.
