@@ -143,4 +143,6 @@ def test_triage_and_a_person_bring_each_death_to_its_end(stage: Stage, monkeypat
     assert told["dead_letters"].keys() == TEXTS.keys()
     # Only reconcile closes what was replayed: it alone knows that the copies were consumed.
     assert (told["told"]["cases"], told["told"]["told"], told["told"]["over"]) == (5, 5, 2)
-    assert told["told"]["messages"] == {"mail": 7, "post": 7}
+    # A case whose letters triage meets in two looks may be decided after the first: then it is told of as over, and come back.
+    [(came_back,)] = change(stage.control, "SELECT coalesce(sum(reopened), 0)::int FROM case_file", ())
+    assert told["told"]["messages"] == {"mail": 7 + 2 * came_back, "post": 7 + 2 * came_back}

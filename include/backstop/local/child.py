@@ -156,9 +156,13 @@ def is_alive(pid: int) -> bool:
 def descendants(pid: int) -> list[int]:
     """The process's children and theirs."""
     found: list[int] = []
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return found  # it ended since somebody listed it
+    for thread in threads:
         try:
-            children = [int(child) for child in tasks.read_text().split()]
+            children = [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
         except (FileNotFoundError, ProcessLookupError):
             continue  # that thread ended between the listing and the reading
         for child in children:
