@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from backstop.config.dead_letter_rules import compiled
 from backstop.dead_letters.fingerprint import VERSION
 from backstop.records import Category
 
@@ -42,7 +43,8 @@ class Rules:
     def __init__(self, own: Sequence[Mapping[str, Any]] = ()) -> None:
         self.rules = (*map(_rule, own), *built_in())
         self.own = tuple(dict(rule) for rule in own)
-        self._compiled = [(rule, re.compile(rule.pattern)) for rule in self.rules]
+        self._compiled: list[tuple[Rule, Any]] = [(rule, compiled(rule.pattern)) for rule in map(_rule, own)]
+        self._compiled += [(rule, re.compile(rule.pattern)) for rule in built_in()]
         text = json.dumps([VERSION, [[r.name, r.category, r.pattern, r.where] for r in self.rules]])
         self.version = f"r{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         self._known: dict[tuple[str, str], tuple[Category, str]] = {}
@@ -71,6 +73,7 @@ class Rules:
 
 
 def _bound(text: str) -> str:
+    text = text.encode(errors="replace").decode()  # no lone surrogates
     return text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}\n{text[-TAIL:]}"
 
 

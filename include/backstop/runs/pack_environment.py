@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from backstop.errors import BackstopError, ConfigurationError
 
-NEEDED = ("duckdb", "numpy", "pandas", "psycopg2-binary", "pyarrow", "pydantic", "pyyaml", "redis")
+NEEDED = ("duckdb", "google-re2", "numpy", "pandas", "psycopg2-binary", "pyarrow", "pydantic", "pyyaml", "redis")
 """What the jobs import in an executor; their own requirements come with them."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _LEFT_OUT = {"__pycache__", "tests", "include"}
