@@ -33,6 +33,8 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
         .config("spark.sql.execution.arrow.maxBytesPerBatch", str(64 * 2**20))
         .config("spark.speculation", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        # The driver's page listens on every address, asks nobody who they are, and can end our tasks.
+        .config("spark.ui.enabled", "false")
     )
     if _submitted():
         master = _submitted_master()
@@ -48,11 +50,16 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
             .config("spark.authenticate.secret", secret)
             .config("spark.network.crypto.enabled", "true")
         )
+    elif not master.startswith("local") and not _authenticates():
+        raise ConfigurationError(
+            f"Spark's master is {master}, and nothing says that it authenticates: tasks carry the databases' connections.",
+            kept="Nothing was read or changed.",
+            next_step="Set _SPARK_AUTH_SECRET, or spark.authenticate=true for the cluster (docs/how-to/spark-clusters.md).",
+        )
     if master.startswith("local"):
         # Executors elsewhere must reach the driver; these are beside it.
         builder = (
             builder.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
-            .config("spark.ui.enabled", "false")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
         )
@@ -83,6 +90,13 @@ def _submitted_master() -> str:
 
     SparkContext._ensure_initialized()
     return str(SparkConf().get("spark.master", "local[*]"))
+
+
+def _authenticates() -> bool:
+    """Whether what spark-submit was given, or the cluster's own settings, say so."""
+    from pyspark import SparkConf
+
+    return _submitted() and str(SparkConf().get("spark.authenticate", "false")).lower() == "true"
 
 
 def _driver_jar() -> str:
