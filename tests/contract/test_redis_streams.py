@@ -283,7 +283,7 @@ class TestDurability:
         [
             ({"appendfsync": "everysec"}, "append-only file"),
             ({"appendonly": "no"}, "append-only file"),
-            ({"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}, "eviction"),
+            ({"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}, "eviction"), ({"maxmemory": "0"}, "eviction"),
         ],
     )
     def test_a_weaker_setting_is_a_bad_finding(

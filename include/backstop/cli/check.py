@@ -177,11 +177,14 @@ def _schema_of_control(settings: Settings, known: Connections) -> Iterator[Findi
 def _accepts_writes(conn: Any) -> Iterator[Finding]:
     """Runs, verdicts and requests must survive a crash of the control database."""
     from backstop.brokers.protocol import Finding
+    from backstop.stores.statement_log import QUERY, finding
 
     with conn, conn.cursor() as cursor:
         cursor.execute("SELECT current_setting('server_encoding')")
         encoding = cursor.fetchone()[0]
         yield Finding("control: encoding", encoding == "UTF8", encoding, "Make it with ENCODING 'UTF8': ids are any Unicode.")
+        cursor.execute(QUERY, {"role": "backstop_person"})
+        yield finding("control", cursor.fetchall())
         for setting, good in (("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", "on")):
             cursor.execute("SELECT current_setting(%s)", (setting,))
             value = cursor.fetchone()[0]

@@ -39,6 +39,8 @@ synchronous_commit = on
 jit = off
 timezone = 'UTC'
 log_timezone = 'UTC'
+# A statement that fails would be logged with the contents of messages in it.
+log_min_error_statement = 'panic'
 log_line_prefix = '%m [%p] %u@%d '
 """
 

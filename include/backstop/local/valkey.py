@@ -33,6 +33,7 @@ requirepass {password}
 appendonly {appendonly}
 appendfsync {appendfsync}
 save ""
+maxmemory 2gb
 maxmemory-policy noeviction
 """
 

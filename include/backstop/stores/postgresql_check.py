@@ -12,6 +12,7 @@ from backstop.named_sql import load
 from backstop.schema.revisions import head, version_table
 from backstop.stores.postgresql_connection import PostgresConnection
 from backstop.stores.postgresql_privileges import Need, Needs
+from backstop.stores.statement_log import QUERY, finding
 
 _SQL = load("backstop.stores", "postgresql_check.sql")
 _VERSION = sql.SQL("SELECT version_num FROM {}")
@@ -19,13 +20,14 @@ _VERSION = sql.SQL("SELECT version_num FROM {}")
 
 def check(connection: PostgresConnection, needs: Needs) -> list[Finding]:
     """One finding for the schema's version, one for our privileges, one for row-level security, one for the privileges of the
-    services' role, one for the encoding, one for each durability setting."""
+    services' role, one for the encoding, one for the server's log, one for each durability setting."""
     return [
         _version(connection, needs.schema),
         _privileges(connection, needs.duty),
         _row_security(connection, needs.duty),
         _privileges_of_services(connection, needs),
         _encoding(connection),
+        finding(connection.subject, connection.rows(QUERY, {"role": needs.service_role})),
         *_durability(connection),
     ]
 

@@ -25,3 +25,19 @@ SELECT current_setting('fsync'), current_setting('full_page_writes'), current_se
 
 -- name: encoding: what the database stores text in
 SELECT current_setting('server_encoding');
+
+-- name: statement_log: of this login and the logins of a role, what decides which statements, with their values, the server logs
+SELECT l.rolname, g.name, coalesce(
+    (SELECT substr(c.line, length(g.name) + 2)
+     FROM pg_db_role_setting s CROSS JOIN LATERAL unnest(s.setconfig) AS c (line)
+     WHERE starts_with(c.line, g.name || '=') AND s.setrole IN (0, l.oid)
+         AND s.setdatabase IN (0, (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+     ORDER BY s.setrole = 0, s.setdatabase = 0 LIMIT 1),
+    -- The server's own, which this session has unless something sets it for this login.
+    CASE WHEN l.rolname = session_user OR g.source NOT IN ('user', 'database', 'database user') THEN g.setting ELSE g.boot_val END)
+FROM pg_settings g
+CROSS JOIN pg_roles l
+WHERE g.name IN ('log_min_error_statement', 'log_statement', 'log_min_duration_statement')
+    AND l.rolcanlogin AND (l.rolname = session_user OR NOT l.rolsuper AND EXISTS (
+        SELECT FROM pg_roles r WHERE r.rolname = %(role)s AND pg_has_role(l.oid, r.oid, 'member')))
+ORDER BY 1, 2;

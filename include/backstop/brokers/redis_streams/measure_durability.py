@@ -71,9 +71,13 @@ def _eviction(settings: dict[str, str | None]) -> list[Finding]:
     subject, policy, limit = "eviction", settings["maxmemory-policy"], settings["maxmemory"]
     if policy is None or limit is None:
         return [_unread(subject)]
-    good = policy == "noeviction" or limit == "0"
     says = f"maxmemory {limit}, maxmemory-policy {policy}"
-    if good:
+    if limit == "0":
+        return [Finding(
+            subject, False, f"{says}: a server that takes all memory is ended by the operating system, and may not start again",
+            "Set maxmemory to three quarters of what its machine or container has, and maxmemory-policy noeviction.",
+        )]  # fmt: skip
+    if policy == "noeviction":
         return [Finding(subject, True, f"{says}: a full server refuses messages and forgets none")]
     return [
         Finding(
