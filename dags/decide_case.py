@@ -53,10 +53,10 @@ except ModuleNotFoundError:  # from the source tree, where Airflow puts the plug
     outlets=[WORK],
 )  # fmt: skip
 def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """The answer is fetched here and is no argument: arguments are shown to every reader, and it may hold content."""
+    """The answer is in the control database, where only the task `ask` puts it, with who gave it by Airflow's own record."""
     from airflow.sdk.exceptions import AirflowSkipException
 
-    done = people.apply_answer(params["case_id"], context["run_id"], context["ti"].xcom_pull(task_ids="ask"))
+    done = people.apply_answer(params["case_id"], context["run_id"])
     if done["how"] not in ("applied", "partly"):
         context["ti"].xcom_push(key="said", value=done["said"])
         raise AirflowSkipException(done["said"])
@@ -81,7 +81,9 @@ def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
 )
 def decide_case() -> None:
     """Wiring only. No time limit: a person takes as long as it takes."""
-    asked = people.AskPersonOperator(task_id="ask", form=people.ask_about_case, retries=3, retry_delay=timedelta(seconds=1))
+    asked = people.AskPersonOperator(
+        task_id="ask", form=people.ask_about_case, receive=people.receive_answer, retries=3, retry_delay=timedelta(seconds=1)
+    )
     asked >> apply()
 
 

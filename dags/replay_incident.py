@@ -51,15 +51,14 @@ ONE_OF = ["LOST", "UNSENT", "STALLED", "DEAD_LETTERED"]
 @task
 def plan(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """In the name of who triggered the run."""
-    return incident.plan(params, context["dag_run"].triggering_user_name or params["by"] or "")
+    return incident.plan(params, context["dag_run"].triggering_user_name or "", context["run_id"])
 
 
 # No approval may have been needed.
 @task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, outlets=[WORK])
 def replay(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """In the name of who said yes, else of who planned."""
-    shown, answer = context["ti"].xcom_pull(task_ids="plan"), context["ti"].xcom_pull(task_ids="approve")
-    done = incident.replay(shown, params["mode"], answer, shown["by"], context["dag_run"].triggering_user_name)
+    done = incident.replay(context["run_id"], params["mode"], context["dag_run"])
     wake_duties(context)
     return done
 
@@ -87,7 +86,6 @@ def replay(params: dict[str, Any], **context: Any) -> dict[str, Any]:
         "limit": Param(None, type=["null", "integer"], minimum=1, title="Limit", description="At most so many deliveries"),
         "rate": Param(None, type=["null", "number"], exclusiveMinimum=0, title="Rate", description="Messages a second"),
         "mode": Param("dry_run", type="string", enum=["dry_run", "canary", "full"], title="Mode"),
-        "by": Param(None, type=["null", "string"], title="By", description="Only where Airflow does not know who triggers"),
         "why": Param(type="string", minLength=1, title="Why", description="Kept with the plan"),
     },
     on_failure_callback=tell_failure,
@@ -98,8 +96,9 @@ def replay_incident() -> None:
     """Wiring only."""
     planned = plan.override(execution_timeout=timedelta(hours=1))()
     approved = AskPersonOperator(
-        task_id="approve", form=incident.ask_for_approval, retries=3, retry_delay=timedelta(seconds=1)
-    )
+        task_id="approve", form=incident.ask_for_approval, receive=incident.receive_approval,
+        retries=3, retry_delay=timedelta(seconds=1),
+    )  # fmt: skip
     replayed = replay.override(execution_timeout=timedelta(hours=1))()
     planned >> approved >> replayed
     planned >> replayed

@@ -19,8 +19,10 @@ What each task does, and what to do when it is red:
 **Is it safe to run twice?** Yes. A request is for one send number, and only who moves the stub's number publishes it.
 
 **By hand**: *Trigger* with `topic` for one topic, `dry_run` to list what would go without publishing. With `ids` (one a line)
-only these messages of the topic go, also when nobody has asked for them yet: say who (`by`) and `why`; the log of **open_run**
-says what becomes of each.
+only these messages of the topic go, also when nobody has asked for them yet: say `why`; the log of **open_run** says what
+becomes of each. They go in the name of who triggers, who must be one of those who may decide (as in `decide_case`); more than the
+blast radius is refused: `replay_incident` shows such a plan to somebody who says yes. A list is taken once: clearing its run asks
+for nothing again.
 
 **A large resend** goes out in steps: a canary, then more by each run, as long as the last step was confirmed. It stops with a
 case (`ramp_stopped`) when something goes wrong.
@@ -39,6 +41,8 @@ from airflow.sdk import AssetOrTimeSchedule, Param, TriggerRule, dag, task
 
 try:
     from backstop.plugins import backstop_duty as duty
+    from backstop.plugins import backstop_list as listing
+    from backstop.plugins.backstop_decide import is_young
     from backstop.plugins.backstop_links import DataDocsLink, RunLink
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
@@ -46,6 +50,8 @@ try:
     from backstop.plugins.backstop_wake import SOMETHING_TO_SEND
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
+    import backstop_list as listing
+    from backstop_decide import is_young
     from backstop_links import DataDocsLink, RunLink
     from backstop_notify import tell_failure
     from backstop_schedule import every
@@ -56,13 +62,16 @@ NET = every("BACKSTOP_RESEND_SCHEDULE", "5m")
 
 
 @task(retries=0)
-def open_run(params: dict[str, Any]) -> dict[str, Any]:
-    """Set-up: the run, its lease and its token; skips everything when no request is due."""
+def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """Set-up: the run, its lease and its token; skips everything when no request is due. A list is asked for by who triggered."""
     from airflow.sdk.exceptions import AirflowSkipException
 
     count = duty.resend_due
     if params["ids"]:
-        count = duty.resend_listed(params["topic"], params["ids"], params["by"] or "", params["why"] or "")
+        run = context["dag_run"]
+        count = listing.resend_listed(
+            params["topic"], params["ids"], run.triggering_user_name, params["why"] or "", context["run_id"], young=is_young(run)
+        )
     opened = duty.open_duty("resend", params["topic"], params["dry_run"], count)
     if opened is None:
         raise AirflowSkipException("no request is due")
@@ -101,7 +110,6 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
         "ids": Param(
             None, type=["null", "string"], format="multiline", title="Ids", description="Only these of the topic, one a line"
         ),
-        "by": Param(None, type=["null", "string"], title="By", description="With ids: who asks"),
         "why": Param(None, type=["null", "string"], title="Why", description="With ids: the reason"),
     },
     on_failure_callback=tell_failure,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from inspect import unwrap
 from typing import Any
@@ -25,26 +25,32 @@ except ModuleNotFoundError:  # from the source tree, where Airflow puts the plug
 DAG = "decide_case"
 log = logging.getLogger(__name__)
 
-Answer = dict[str, Any]
-"""option, inputs (the form's fields), user_id, user_name: what `ask` hands to `apply`; null_bytes: fields that cannot be kept."""
+Answer = Mapping[str, Any]
+"""option, inputs (the form's fields), user_id, user_name; unreadable: fields that cannot be kept."""
+CONTENT, CONTENT_BASE64 = "secret_content", "secret_content_base64"
+"""Fields of a new content. Airflow's audit log masks what is called a secret, and nothing else of a form."""
 
 
 class AskPersonOperator(BaseOperator):
     """Shows a form and waits, without a worker, until a person answers; nothing answers in their place.
 
     `form` writes it when the task starts: a function of the context that returns subject, body, options, params and
-    assigned_users, or skips the task. Airflow's own HITLOperator does the asking; it takes its form when a DAG file is read, and
-    imports too much for that.
+    assigned_users, or skips the task. `receive` keeps the answer, with who gave it as Airflow's own record of this task says: a
+    function of the context and the answer. Nothing is handed on as an XCom, which whoever may start a run can write. Airflow's
+    own HITLOperator does the asking; it takes its form when a DAG file is read, and imports too much for that.
 
     An answer in the instant in which the task is parked can stay in Airflow (3.3.2) without waking it. Airflow's own look at
-    what has timed out does wake it, with the answer; so the wait is a chain of short ones.
+    what has timed out does wake it, with the answer; so the wait is a chain of short ones. It goes on while the answer cannot be
+    kept because the control database is away: Airflow has it meanwhile.
     """
 
     template_fields = ()
 
-    def __init__(self, *, form: Callable[[Any], dict[str, Any]], **kwargs: Any) -> None:
+    def __init__(
+        self, *, form: Callable[[Any], dict[str, Any]], receive: Callable[[Any, Answer], None], **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.form = form
+        self.form, self.receive = form, receive
 
     def execute(self, context: Any) -> None:
         """Writes the form and parks the task."""
@@ -58,23 +64,61 @@ class AskPersonOperator(BaseOperator):
     def _look_again() -> timedelta:
         return timedelta(seconds=float(os.environ.get("BACKSTOP_LOOK_AGAIN_SECONDS", "600")))
 
-    def execute_complete(self, context: Any, event: dict[str, Any]) -> Answer:
-        """The answer, as plain values. Airflow's API has held the option against the form; `apply` says what is missing."""
-        if event.get("error_type") == "timeout":
-            from airflow.sdk.exceptions import TaskAwaitingInput
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> None:
+        """Keeps the answer that Airflow has recorded for this task. Airflow's API has held the option against the form."""
+        from airflow.sdk.exceptions import TaskAwaitingInput
+        from psycopg2 import OperationalError
 
+        from backstop.errors import Unavailable
+
+        if event.get("error_type") == "timeout":
             raise TaskAwaitingInput(method_name="execute_complete", timeout=self._look_again())
         if "error" in event:
             raise RuntimeError(f"Airflow ended the question without an answer: {event['error']}")
-        user, inputs = event["responded_by_user"] or {}, event["params_input"] or {}
-        # PostgreSQL keeps no null byte in a text: such a field is named, and the answer is not applied without it.
-        bad = sorted(name for name, value in inputs.items() if isinstance(value, str) and "\0" in value)
-        return {
-            "option": "".join(event["chosen_options"][:1]),
-            "inputs": {name: value for name, value in inputs.items() if value not in (None, "") and name not in bad},
-            "user_id": user.get("id"),
-            "user_name": user.get("name"),
-        } | ({"null_bytes": bad} if bad else {})
+        answer = answer_of(event)
+        try:
+            self.receive(context, answer)
+        except (Unavailable, OperationalError) as error:
+            log.warning("backstop: the answer waits in Airflow until the control database is back: %s", error)
+            soon = min(self._look_again(), timedelta(minutes=1))
+            raise TaskAwaitingInput(method_name="execute_complete", timeout=soon) from None
+        forget_content(context["ti"].id, event)
+
+
+def answer_of(event: Mapping[str, Any]) -> Answer:
+    """What Airflow's record of a question says was answered, by whom. Airflow makes the event of that record, for this task
+    alone: no other task may ask for the record, and no user can write either."""
+    user, inputs = event["responded_by_user"] or {}, event["params_input"] or {}
+    # PostgreSQL keeps neither in a text: such a field is named, and the answer is not applied without it.
+    bad = sorted(name for name, value in inputs.items() if isinstance(value, str) and not _can_be_kept(value))
+    return {
+        "option": "".join(event["chosen_options"][:1]),
+        "inputs": {name: value for name, value in inputs.items() if value not in (None, "") and name not in bad},
+        "user_id": user.get("id"),
+        "user_name": user.get("name"),
+    } | ({"unreadable": bad} if bad else {})
+
+
+def _can_be_kept(text: str) -> bool:
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def forget_content(ti_id: Any, event: Mapping[str, Any]) -> None:
+    """Takes an answer with a new content out of Airflow's record of the question, which every viewer may read.
+
+    A task can only take out the whole answer. Who gave it, and what they chose, is with the case.
+    """
+    from airflow.sdk.exceptions import AirflowRuntimeError
+    from airflow.sdk.execution_time.hitl import upsert_hitl_detail
+
+    inputs = event["params_input"] or {}
+    if inputs.get(CONTENT) or inputs.get(CONTENT_BASE64):
+        try:
+            # For a question that is there Airflow reads nothing of this: it removes the answer.
+            upsert_hitl_detail(ti_id=ti_id, options=event["chosen_options"], subject="", params={})
+        except AirflowRuntimeError:
+            # The answer is received: a task that fails now would ask the person again.
+            log.exception("backstop: the new content could not be taken out of Airflow's record of this question")
 
 
 class StartRunOperator(BaseOperator):
@@ -102,11 +146,11 @@ class StartRunOperator(BaseOperator):
 
 def ask_about_case(context: Any) -> dict[str, Any]:
     """The form of the case that the run was started for."""
-    return form_of(int(context["params"]["case_id"]), context["run_id"])
+    return form_of(int(context["params"]["case_id"]), context["run_id"], str(context["ti"].id))
 
 
 @told
-def form_of(case_id: int, dag_run_id: str) -> dict[str, Any]:
+def form_of(case_id: int, dag_run_id: str, asked_by: str = "") -> dict[str, Any]:
     """Subject, body, options, fields and who may answer, of a case that still needs an answer.
 
     Raises AirflowSkipException when it does not, AirflowFailException when this run may not ask.
@@ -114,6 +158,7 @@ def form_of(case_id: int, dag_run_id: str) -> dict[str, Any]:
     from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
     from backstop.cases.look import show
+    from backstop.cases.propose import proposed
     from backstop.cases.question_text import EXAMPLES, body_of, subject_of
     from backstop.cases.questions import begin, end, last_said, show_now, why_stale
     from backstop.errors import DecisionRefused
@@ -124,26 +169,28 @@ def form_of(case_id: int, dag_run_id: str) -> dict[str, Any]:
         except DecisionRefused as error:
             raise AirflowFailException(str(error)) from error
         # Before it is read: what joins it in between is shown, and not decided.
-        now = show_now(room.control, asked.question)
+        now = show_now(room.control, asked.question, asked_by)
         case, members = show(room.control, case_id, EXAMPLES)
-        over = why_stale(asked.shown or {"state": now.state}, now)
+        over = why_stale(asked.shown or {"state": now.state, "proposal": now.proposal}, now)
         if over or not case.actions:
             said = over or f"the case is {case.state}"
             end(room.control, dag_run_id, "over", said)
             raise AirflowSkipException(said)
-        before = last_said(room.control, asked.question)
+        before, waits = last_said(room.control, asked.question), proposed(room.control, case_id)
         return {
             "subject": subject_of(case),
-            "body": body_of(case, members, page=f"{base_url()}{PREFIX}/cases/{case_id}", said=before),
+            "body": body_of(case, members, page=f"{base_url()}{PREFIX}/cases/{case_id}", said=before, proposal=waits),
             "options": list(case.actions),
             "params": fields_of(case.kind, case.actions),
-            "assigned_users": deciders(room.settings),
+            "assigned_users": deciders(room.settings, case.topic, case.actions if waits is None else [waits.action]),
         }
 
 
 def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
     """The form's fields; all begin empty, so that nothing is decided by leaving one as it is."""
     fields = {"why": _field("Why", "The reason; it is kept with the case. Without it nothing is applied.", lines=True)}
+    if "approve" in actions:
+        return fields
     if kind not in ("lease_leak", "repeated_failure", "queue_blocked", "new_epoch", "ramp_stopped"):
         fields["ids"] = _field("Only these", "Message ids, one a line; empty: every open delivery of the case", lines=True)
     if "raise" in actions:
@@ -151,9 +198,9 @@ def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
     if "replay_sample" in actions:
         fields["sample"] = _number("Sample", "For replay_sample: how many; empty: as the policy's canary", most=10_000)
     if "edit" in actions:
-        kept = "For edit: the whole content, as text. Airflow keeps what is typed here."
-        fields["content"] = _field("New content", kept, lines=True)
-        fields["content_base64"] = _field("New content, base64", "For edit: the same for content that is no text", lines=True)
+        kept = "For edit: the whole content, as text. Airflow has it until the answer is received."
+        fields[CONTENT] = _field("New content", kept, lines=True)
+        fields[CONTENT_BASE64] = _field("New content, base64", "For edit: the same for content that is no text", lines=True)
     return fields
 
 
@@ -166,40 +213,87 @@ def _number(title: str, description: str, *, most: int) -> Param:
     return Param(None, type=["null", "integer"], minimum=1, maximum=most, title=title, description=description)
 
 
-def deciders(settings: Any) -> list[dict[str, str]]:
-    """The users who may answer, for Airflow's own check; empty: whoever Airflow lets answer."""
-    named = settings.people.deciders if settings.people.deciders is not None else simple_deciders()
-    return [{"id": name, "name": name} for name in named or ()]
+def deciders(settings: Any, topic: str, actions: Iterable[str]) -> list[dict[str, str]]:
+    """The users who may give some of these answers, for Airflow's own check; empty: whoever Airflow lets answer."""
+    found: dict[str, str] = {}
+    for action in actions:
+        named = _who_may(settings, action, topic)
+        if named is None:
+            return []
+        found |= {one.id: one.name or one.id for one in named}
+    return [{"id": user_id, "name": name} for user_id, name in found.items()]
 
 
-def simple_deciders() -> tuple[str, ...] | None:
-    """Who has the role op or admin in Airflow's simple auth manager, which lets lesser ones answer; null: another manager."""
+def _who_may(settings: Any, action: str, topic: str) -> tuple[Any, ...] | None:
+    """Those who alone may; null: nobody is named, and Airflow's own permissions hold."""
+    from backstop.config.people import Decider
+
+    named = settings.people.who_may(action, topic)
+    if named is not None or not _is_simple() or (logins := _simple_deciders()) is None:
+        return tuple(named) if named is not None else None
+    return tuple(Decider(id=login) for login in logins)
+
+
+def _is_simple() -> bool:
+    """Airflow's simple auth manager: ids are logins, and lesser roles may answer too."""
     from airflow.sdk import conf
 
-    if not str(conf.get("core", "auth_manager", fallback="")).endswith(".SimpleAuthManager"):
-        return None
+    return str(conf.get("core", "auth_manager", fallback="")).endswith(".SimpleAuthManager")
+
+
+def _simple_deciders() -> tuple[str, ...] | None:
+    """Who has the role op or admin in Airflow's simple auth manager; null: everybody is an admin."""
+    from airflow.sdk import conf
+
     if conf.getboolean("core", "simple_auth_manager_all_admins", fallback=False):
         return None
     users = [entry.strip().split(":") for entry in str(conf.get("core", "simple_auth_manager_users", fallback="")).split(",")]
     return tuple(user[0] for user in users if len(user) > 1 and user[1].lower() in ("op", "admin"))
 
 
-def may_decide(settings: Any, user_id: str | None) -> bool:
-    """Asked again when the answer is applied: an answer without a known user decides nothing."""
-    if not user_id:
-        return False
-    named = settings.people.deciders if settings.people.deciders is not None else simple_deciders()
-    return named is None or user_id in named
+def may_decide(settings: Any, user_id: str | None, action: str, topic: str) -> bool:
+    """Asked when an answer is applied, of the id in Airflow's record: an answer without a known user decides nothing."""
+    named = _who_may(settings, action, topic)
+    return bool(user_id) and (named is None or any(one.id == user_id for one in named))
+
+
+def may_trigger(settings: Any, login: str | None, action: str, topic: str) -> bool:
+    """Whether who triggered a run may do this without anybody's yes. Of them Airflow keeps the login name, which is compared
+    with names, and with ids only where ids are logins. With nobody named, and all admins aside, nobody may."""
+    named = _who_may(settings, action, topic)
+    if not login or named is None:
+        return bool(login) and _is_simple()
+    return any((one.name or (one.id if _is_simple() else None)) == login for one in named)
+
+
+def receive_answer(context: Any, answer: Answer) -> None:
+    """Keeps the answer with the question that this run asks."""
+    from backstop.cases.questions import receive
+
+    with control_room() as room:
+        receive(room.control, context["run_id"], answer, asked_by=str(context["ti"].id) if "ti" in context else "")
+
+
+def is_young(dag_run: Any) -> bool:
+    """Whether a run was triggered within a day. What Backstop remembers of a run is purged with time: clearing an old one must
+    not act in the name of who once triggered it."""
+    from datetime import UTC, datetime
+
+    run_after = getattr(dag_run, "run_after", None)
+    return run_after is not None and datetime.now(UTC) - run_after < timedelta(days=1)
 
 
 @told
-def apply_answer(case_id: int, dag_run_id: str, answer: Answer | None) -> dict[str, Any]:
-    """Decides the case by this answer, unless it does not fit any more; returns how it ended and what to say of it.
+def apply_answer(case_id: int, dag_run_id: str) -> dict[str, Any]:
+    """Decides the case by the answer that was received, unless it does not fit any more; returns how it ended and what to say of
+    it.
 
     Raises Unavailable when the present state cannot be read: the answer is kept, and applied by the next try.
     """
     from backstop.cases.decide import decide
     from backstop.cases.intend import begun
+    from backstop.cases.look import show
+    from backstop.cases.propose import APPROVE, REJECT, proposed
     from backstop.cases.questions import asked, end, present, why_stale
     from backstop.errors import DecisionRefused
 
@@ -207,18 +301,23 @@ def apply_answer(case_id: int, dag_run_id: str, answer: Answer | None) -> dict[s
         question = asked(room.control, dag_run_id)
         if question is not None and question.how is not None:
             return {"how": question.how, "said": question.said or ""}
-        answer = answer or {}
-        option, inputs = str(answer.get("option", "")), dict(answer.get("inputs") or {})
+        if question is None or question.given is None or question.question.case_id != case_id:
+            said = f"nobody has answered the question about case {case_id}: Airflow has no answer of this run's task ask"
+            end(room.control, dag_run_id, "not_applied", said)
+            return {"how": "not_applied", "said": said}
+        answer, shown = question.given, question.shown
+        option, inputs = str(answer["option"]), dict(answer["inputs"])
         who, why = str(answer.get("user_name") or ""), str(inputs.get("why", "")).strip()
         how, said = "not_applied", ""
-        now, once = present(room.control, case_id), question.name if question else dag_run_id
-        shown = question.shown if question else {}
-        if not may_decide(room.settings, answer.get("user_id")):
-            said = f"{who or 'nobody'} may not decide cases (people.deciders, or the role op)"
+        now, once = present(room.control, case_id), question.name
+        topic, waits = show(room.control, case_id, members=0)[0].topic, proposed(room.control, case_id)
+        action = waits.action if waits is not None and option in (APPROVE, REJECT) else option
+        if not may_decide(room.settings, answer.get("user_id"), action, topic):
+            said = f"{who or 'nobody'} may not decide to {action} in {topic} (people in backstop.yaml, or the role op)"
         elif not why:
             said = f"{who} chose {option} without a reason"
-        elif bad := answer.get("null_bytes"):
-            said = f"{who} chose {option} with a null byte in {', '.join(bad)}: give such a content as base64"
+        elif bad := answer.get("unreadable"):
+            said = f"{who} chose {option} with characters that cannot be kept in {', '.join(bad)}: give such a content as base64"
         # An answer that changed something before this try was cut short goes on, whatever the case looks like now.
         elif not begun(room.control, case_id, once) and (stale := why_stale(shown, now)):
             said = f"{who} chose {option}, and {stale}"
@@ -242,14 +341,14 @@ def options_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     from backstop.errors import DecisionRefused
 
     options: dict[str, Any] = {name: inputs[name] for name in ("more", "sample") if name in inputs}
-    if "content" in inputs and "content_base64" in inputs:
+    if CONTENT in inputs and CONTENT_BASE64 in inputs:
         raise DecisionRefused(
             "The new content is given twice.", kept="Nothing was applied.", next_step="Answer again with one of them."
         )
-    if "content" in inputs:
-        options["content"] = str(inputs["content"]).encode()
-    elif "content_base64" in inputs:
-        options["content"] = _decoded(str(inputs["content_base64"]))
+    if CONTENT in inputs:
+        options["content"] = str(inputs[CONTENT]).encode()
+    elif CONTENT_BASE64 in inputs:
+        options["content"] = _decoded(str(inputs[CONTENT_BASE64]))
     # Nothing else is cut: an id may begin and end with blanks, and hold what Unicode calls the end of a line.
     ids = [line for line in (line.removesuffix("\r") for line in str(inputs.get("ids", "")).split("\n")) if line]
     return options | ({"message_ids": ids} if ids else {})
@@ -287,7 +386,7 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
             start = {"dag_run_id": run, "conf": {"case_id": question.case_id}, "reset": False}
             if ti.get_dr_count(dag_id=DAG, run_ids=[run]) == 0:
                 starts.append(start)
-            elif (state := run_state(ti, run)) == "failed" and is_answered(ti, run):
+            elif (state := run_state(ti, run)) == "failed" and one.answered:
                 if (now := present(room.control, question.case_id)).state == "open" or one.needed:
                     log.warning("backstop: clear the task apply of the run %s: it has an answer that was not applied", run)
                 else:
@@ -312,11 +411,6 @@ def run_state(ti: Any, run: str) -> str:
 def is_waiting(ti: Any, run: str) -> bool:
     """Whether the form of a run stands open: only then is it begun anew, never while an answer is applied."""
     return _state_of_ask(ti, run) == "awaiting_input"
-
-
-def is_answered(ti: Any, run: str) -> bool:
-    """Whether a person has answered, and Airflow keeps the answer."""
-    return _state_of_ask(ti, run) == "success"
 
 
 def _state_of_ask(ti: Any, run: str) -> str:

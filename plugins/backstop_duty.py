@@ -269,23 +269,6 @@ def sweep_here(opened: Opened) -> dict[str, int]:
         return dict(sweep_all(room.settings, room.connections, room.control, run, spread))
 
 
-def resend_listed(topic: str | None, ids: str, who: str, why: str) -> Callable[[Room, Run], int]:
-    """Asks for these ids (one a line) and limits the run to them; the log says what becomes of each. Counts what may go."""
-
-    def count(room: Room, run: Run) -> int:
-        from backstop.errors import ConfigurationError
-        from backstop.resend.ask_for_ids import ask_for_ids, read_ids
-
-        if topic is None:
-            raise ConfigurationError("A list of ids is of one topic.", kept="Nothing was started.", next_step="Name the topic.")
-        listed = ask_for_ids(room.settings, room.connections, room.control, run, topic, read_ids(ids), who, why)
-        for one in listed:
-            log.info("backstop %s", one)
-        return sum(one.sendable for one in listed)
-
-    return count
-
-
 _REQUESTS_DUE = """
     WITH wanted AS (
         SELECT t.topic FROM unnest(%(topics)s::text[]) AS t (topic)

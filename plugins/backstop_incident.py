@@ -1,21 +1,25 @@
 """What the tasks of the DAG `replay_incident` do: plan, show the plan to somebody who says yes or no, ask for what was shown.
 
-The plan is stored, so that what was approved is what runs, however long the approval took.
+Plan and answer are in the database, by the run that made them: what was approved is what runs, however long it took, and what
+tasks hand to one another decides nothing.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backstop.dead_letters.replay_incident import Mode, Plan
 
 try:
-    from backstop.plugins.backstop_decide import Answer, deciders, may_decide
-    from backstop.plugins.backstop_duty import control_room, told
+    from backstop.plugins.backstop_decide import Answer, deciders, is_young, may_decide, may_trigger
+    from backstop.plugins.backstop_duty import Room, control_room, told
     from backstop.plugins.backstop_links import PREFIX, base_url
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_decide import Answer, deciders, may_decide
-    from backstop_duty import control_room, told
+    from backstop_decide import Answer, deciders, is_young, may_decide, may_trigger
+    from backstop_duty import Room, control_room, told
     from backstop_links import PREFIX, base_url
 
 NO = "do nothing"
@@ -23,13 +27,14 @@ log = logging.getLogger(__name__)
 
 
 @told
-def plan(params: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """Stores the plan and returns what is to be shown of it; nothing is asked for.
+def plan(params: Mapping[str, Any], who: str, dag_run_id: str) -> dict[str, Any]:
+    """Stores the plan; nothing is asked for. What it returns is for people who look: no task reads it.
 
     Raises AirflowFailException for what cannot be planned, Unavailable when the present state could not be read.
     """
     from airflow.sdk.exceptions import AirflowFailException
 
+    from backstop.dead_letters.approve_plan import planned_in
     from backstop.dead_letters.replay_incident import Wanted, run_incident
     from backstop.errors import ConfigurationError, DecisionRefused
 
@@ -38,11 +43,14 @@ def plan(params: Mapping[str, Any], who: str) -> dict[str, Any]:
     except ConfigurationError as error:
         raise AirflowFailException(str(error)) from error
     with control_room() as room:
+        if planned_in(room.control, dag_run_id)[1]:
+            # Airflow does not tell a task who cleared its run.
+            who = f"whoever cleared the run of {who}"
         try:
             wanted = Wanted(
                 topic=str(params["topic"]), who=who, why=str(params["why"] or ""), start=start, end=end,
                 verdicts=tuple(params["verdicts"] or ()), causes=tuple(params["causes"] or ()),
-                group=params["group"], limit=params["limit"], rate=params["rate"],
+                group=params["group"], limit=params["limit"], rate=params["rate"], planned_in=dag_run_id,
             )  # fmt: skip
             found, _ = run_incident(room.settings, room.connections, wanted, "dry_run", who)
         except DecisionRefused as error:
@@ -63,89 +71,131 @@ def _instant(field: str, text: str | None) -> Any:
     return read_instant(field, text) if text else None
 
 
-def yes_to(shown: Mapping[str, Any]) -> str:
-    """The answer that lets a plan run. It names the plan: when `plan` alone is cleared, an old yes is none to the new plan."""
-    return f"replay plan {shown['plan']}"
-
-
 def ask_for_approval(context: Any) -> dict[str, Any]:
     """The form that shows the plan; skipped when nothing goes out, or a few within the radius for who may decide."""
     from airflow.sdk.exceptions import AirflowSkipException
 
-    shown, mode = context["ti"].xcom_pull(task_ids="plan"), context["params"]["mode"]
-    if mode == "dry_run" or not shown["total"]:
-        raise AirflowSkipException("nothing goes out")
+    from backstop.dead_letters.approve_plan import show, yes_to
+
+    mode = context["params"]["mode"]
     with control_room() as room:
-        if mode == "canary" and not shown["too_wide"] and may_decide(room.settings, context["dag_run"].triggering_user_name):
+        found, made = _plan_of(room, context["run_id"])
+        if mode == "dry_run" or not found.total:
+            raise AirflowSkipException("nothing goes out")
+        _require_maker(room, found, made, mode)
+        if _needs_no_yes(room, found, made, mode, context["dag_run"]):
             raise AirflowSkipException("a canary within the blast radius")
+        yes = yes_to(room.control, found.incident_id, mode)
+        show(room.control, found.incident_id, yes)
         return {
-            "subject": f"Plan {shown['plan']}: replay {shown['total']} deliveries of {shown['topic']} ({mode})?",
-            "body": body_of(shown, mode),
-            "options": [yes_to(shown), NO],
+            "subject": f"Plan {found.incident_id}: replay {found.total} deliveries of {found.topic} ({mode})?",
+            "body": body_of(found, mode, yes),
+            "options": [yes, NO],
             "params": {},
-            "assigned_users": deciders(room.settings),
+            "assigned_users": deciders(room.settings, found.topic, ["replay"]),
         }
 
 
-def body_of(shown: Mapping[str, Any], mode: str) -> str:
+def _plan_of(room: Room, dag_run_id: str) -> tuple[Plan, int]:
+    """The newest plan that this run made, from the database, and how many it made. Raises AirflowFailException."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from backstop.dead_letters.approve_plan import planned_in
+    from backstop.dead_letters.plan_incident import read_plan
+
+    incident_id, made = planned_in(room.control, dag_run_id)
+    if incident_id is None:
+        raise AirflowFailException("This run has made no plan: clear its task `plan` with what follows it.")
+    return read_plan(room.control, incident_id), made
+
+
+def _needs_no_yes(room: Room, found: Plan, made: int, mode: str, dag_run: Any) -> bool:
+    """A canary within the radius, for who may decide. Not where `plan` ran again, nor in an old run: who cleared it is not who
+    triggered it."""
+    if mode != "canary" or made != 1 or found.too_wide or not is_young(dag_run):
+        return False
+    return may_trigger(room.settings, dag_run.triggering_user_name, "replay", found.topic)
+
+
+def _require_maker(room: Room, found: Plan, made: int, mode: str) -> None:
+    """Raises AirflowFailException for all of a plan of which nobody knows who made it, where somebody else must say yes."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    if made > 1 and mode == "full" and "full_replay" in room.settings.people.second_person:
+        raise AirflowFailException(
+            f"Plan {found.incident_id} was made after this run was cleared, and Airflow does not say by whom: somebody else than"
+            " its planner must say yes. Nothing was asked for. Trigger another run."
+        )
+
+
+def receive_approval(context: Any, answer: Answer) -> None:
+    """Keeps the answer with the plan that it was shown with."""
+    from backstop.dead_letters.approve_plan import receive
+
+    with control_room() as room:
+        receive(room.control, _plan_of(room, context["run_id"])[0].incident_id, answer)
+
+
+def body_of(found: Plan, mode: str, yes: str) -> str:
     """The plan as Markdown; ids and reasons stand in code."""
     from backstop.cases.question_text import code
 
-    by = f"planned by {code(shown['by'])}: {code(shown['why'])}"
-    lines = [f"**{shown['total']}** deliveries of {code(shown['topic'])}, {by}", ""]
-    lines += [f"- {number} to {code(name)}" for name, number in sorted(shown["counts"].items())]
-    lines += [f"- left out {number}: {code(reason)}" for reason, number in sorted(shown["left_out"].items())]
-    if shown["examples"]:
-        lines += ["", "For example " + ", ".join(code(one) for one in shown["examples"]) + "."]
-    if shown["too_wide"]:
+    by = f"planned by {code(found.planned_by)}: {code(found.why)}"
+    lines = [f"**{found.total}** deliveries of {code(found.topic)}, {by}", ""]
+    lines += [f"- {number} to {code(name)}" for name, number in sorted(found.counts.items())]
+    lines += [f"- left out {number}: {code(reason)}" for reason, number in sorted(found.left_out.items())]
+    if found.examples:
+        lines += ["", "For example " + ", ".join(code(one) for one in found.examples) + "."]
+    if found.too_wide:
         lines += ["", "**This is more than the blast radius of the policy.**"]
     what = "only the first few, the policy's canary" if mode == "canary" else "all of it, in the steps of the ramp"
-    lines += ["", f"- **{yes_to(shown)}**: asks for {what}; each is judged again before it goes out"]
+    lines += ["", f"- **{yes}**: asks for {what}; each is judged again before it goes out"]
     lines += [f"- **{NO}**: ends here", ""]
-    page = f"{base_url()}{PREFIX}/runs/{shown['plan']}"
-    lines.append(f"[The run of the plan]({page}), or `backstop replay --plan {shown['plan']}`.")
+    page = f"{base_url()}{PREFIX}/runs/{found.incident_id}"
+    lines.append(f"[The run of the plan]({page}), or `backstop replay --plan {found.incident_id}`.")
     return "\n".join(lines)
 
 
 @told
-def replay(shown: Mapping[str, Any], mode: str, answer: Answer | None, who: str, trigger: str | None) -> dict[str, Any]:
-    """Asks for what the plan holds; safe to run twice. `answer` null: no approval was needed, because `trigger`, who triggered
-    the run as Airflow knows them, may decide.
+def replay(dag_run_id: str, mode: Mode, dag_run: Any) -> dict[str, Any]:
+    """Asks for what the plan of this run holds; safe to run twice. `dag_run`: Airflow's record of it.
 
-    Raises AirflowSkipException when nothing is to go out, or the answer was no or came from somebody who may not decide.
+    Raises AirflowSkipException when nothing is to go out, or the answer was no or came from somebody who may not decide;
+    AirflowFailException when a yes is needed and nobody gave it to this plan in this mode.
     """
     from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+    from backstop.dead_letters.approve_plan import given, yes_to
     from backstop.dead_letters.replay_incident import run_incident
     from backstop.errors import DecisionRefused
 
-    if mode == "dry_run" or not shown["total"]:
-        raise AirflowSkipException("nothing goes out")
     with control_room() as room:
-        if answer is None:
-            if not may_decide(room.settings, trigger):
-                raise AirflowSkipException(f"{trigger or 'nobody'} may not decide, and nobody said yes")
-            if mode != "canary" or shown["too_wide"]:
-                raise AirflowFailException(
-                    f"Nobody was asked about plan {shown['plan']}, which was made anew since. Nothing was asked for."
-                    " Clear `approve` with what follows it: the form shows the plan."
-                )
-        else:
-            if not may_decide(room.settings, answer["user_id"]):
-                raise AirflowSkipException(f"{answer['user_name'] or 'nobody'} may not decide")
+        found, made = _plan_of(room, dag_run_id)
+        if mode == "dry_run" or not found.total:
+            raise AirflowSkipException("nothing goes out")
+        _require_maker(room, found, made, mode)
+        answer, who = given(room.control, found.incident_id), found.planned_by
+        if answer is not None:
+            who = str(answer["user_name"] or "")
+            if not may_decide(room.settings, answer["user_id"], "replay", found.topic):
+                raise AirflowSkipException(f"{who or 'nobody'} may not decide to replay {found.topic}")
             if answer["option"] == NO:
-                raise AirflowSkipException(f"{answer['user_name']} said no")
-            if answer["option"] != yes_to(shown):
-                raise AirflowFailException(
-                    f"{answer['user_name']} answered {answer['option']!r}, and the plan is {shown['plan']} now. Nothing was asked"
-                    " for. Clear `approve` with what follows it: the form shows the new plan."
-                )
-            who = str(answer["user_name"])
+                raise AirflowSkipException(f"{who} said no")
+        if answer is None and not _needs_no_yes(room, found, made, mode, dag_run):
+            raise AirflowFailException(
+                f"Nobody was asked about plan {found.incident_id}, or nobody has answered. Nothing was asked for."
+                " Clear `approve` with what follows it: the form shows the plan."
+            )
+        if answer is not None and answer["option"] != yes_to(room.control, found.incident_id, mode):
+            raise AirflowFailException(
+                f"{who} answered {answer['option']!r}, which is no yes to plan {found.incident_id} ({mode}). Nothing was"
+                " asked for. Clear `approve` with what follows it: the form shows the plan."
+            )
         try:
             _, counts = run_incident(
-                room.settings, room.connections, int(shown["plan"]), mode, who, approved=answer is not None
+                room.settings, room.connections, found.incident_id, mode, who, approved=answer is not None
             )  # fmt: skip
         except DecisionRefused as error:
             raise AirflowFailException(str(error)) from error
-    log.info("backstop: plan %s: %s", shown["plan"], counts)
-    return {"plan": shown["plan"], **counts}
+    log.info("backstop: plan %s: %s", found.incident_id, counts)
+    return {"plan": found.incident_id, **counts}

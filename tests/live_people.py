@@ -174,7 +174,7 @@ def form_of(dag: str, run: str, task: str) -> str:
 def live_people(root: Path) -> Iterator[Live]:
     """At most two questions at a time; every duty is started by the tests alone."""
     config = root / "backstop.yaml"
-    config.write_text((PROJECT / "backstop.yaml").read_text() + "\npeople: {questions: 2}\n")
+    config.write_text((PROJECT / "backstop.yaml").read_text() + "  questions: 2\n")
     platform = Platform(root, config)
     duties = ("decide_case", "ask_people", "triage", "resend", "replay_incident")
     try:

@@ -251,6 +251,7 @@ def settings_dict(**changes: Any) -> dict[str, Any]:
         "brokers": {"embedded": {"kind": "redis_streams", "connection": "broker",
                                  "options": {"visibility": 2, "delivery_limit": 5}}},
         "producers": {"shop_a": {"connection": "shop_a"}, "shop_b": {"connection": "shop_b"}},
+        "people": {"second_person": []},
         "consumers": {"billing_db": {"connection": "billing_db"}, "shipping_db": {"connection": "shipping_db"}},
         "groups": {
             "billing": {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"},

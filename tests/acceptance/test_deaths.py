@@ -105,8 +105,8 @@ def answer_all(stage: Stage, connections: Connections) -> None:
                 options = dict(answer.inputs)
                 if "ids" in options:
                     options["message_ids"] = [options.pop("ids")]
-                if "content" in options:
-                    options["content"] = options["content"].encode()
+                if "secret_content" in options:
+                    options["content"] = options.pop("secret_content").encode()
                 decide(control, stage.settings, connections, case_id, answer.option, "ann", answer.why, options)
     finally:
         control.close()

@@ -196,7 +196,7 @@ def test_alerts_and_cases_wake_who_tells_and_who_asks_only_while_there_is_someth
 ) -> None:
     config = tmp_path / "backstop.yaml"
     told = "{channels: {team: {url: env:BACKSTOP_TEAM}}}"
-    config.write_text(config.read_text().replace("alerts: {none_wanted: true}", f"alerts: {told}\npeople: {{questions: 1}}"))
+    config.write_text(config.read_text().replace("alerts: {none_wanted: true}", f"alerts: {told}") + "  questions: 1\n")
     assert woken() == []
     control.rows(
         "INSERT INTO case_file (kind, topic, consumer_group, subject, severity, summary, evidence)"

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 import backstop_incident as incident
 import backstop_triage as triage
 from backstop.brokers.open import open_broker
+from backstop.config.people import PeopleSettings
 from backstop.dead_letters.classify import rules_of
 from backstop.errors import BrokerUnavailable, ConfigurationError
 from backstop.records import Message
+from backstop_decide import may_trigger
 from backstop_duty import SOMETHING_AWAY
 from control_world import World, servers, world  # noqa: F401
 from triage_world import dead, letters, look_now, requests
 
-OLGA = {"option": "replay plan 0", "inputs": {}, "user_id": "olga", "user_name": "olga"}
 FORM = {"topic": "orders", "from": None, "to": None, "verdicts": ["DEAD_LETTERED"], "causes": [], "group": None, "limit": None,
         "rate": None, "mode": "full", "why": "billing is mended"}  # fmt: skip
 
@@ -186,62 +188,132 @@ def test_a_failed_task_ends_the_run_failed(world: World) -> None:
     assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [("failed",)]
 
 
+def asks(run: str, mode: str = "full", who: str | None = "olga") -> dict[str, Any]:
+    """What Airflow gives a task of this run."""
+    return {"run_id": run, "params": FORM | {"mode": mode}, "dag_run": triggered(who)}
+
+
+def triggered(who: str | None, ago: timedelta = timedelta(0)) -> Any:
+    return SimpleNamespace(triggering_user_name=who, run_after=datetime.now(UTC) - ago)
+
+
+def answered(run: str, option: str, who: str | None = "olga") -> None:
+    incident.receive_approval(asks(run), {"option": option, "inputs": {}, "user_id": who, "user_name": who})
+
+
 def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
     for name in ("m-1", "m-2"):
         dead(world, name, "poison")
-    shown = incident.plan(FORM, "olga")
+    with pytest.raises(AirflowFailException, match="has made no plan"):
+        incident.ask_for_approval(asks("r-1"))
+    shown = incident.plan(FORM, "olga", "r-1")
     assert shown["total"] == 2 and requests(world) == []
     # No lease is held while people think.
     assert world.control("SELECT state FROM run WHERE run_id = %s", (shown["plan"],)) == [("done",)]
 
-    class Pulled:
-        def xcom_pull(self, *, task_ids: str) -> Any:
-            return shown
-
-    olga = OLGA | {"option": f"replay plan {shown['plan']}"}
-    form = incident.ask_for_approval({"ti": Pulled(), "params": FORM})
+    form = incident.ask_for_approval(asks("r-1"))
     assert "replay 2 deliveries of orders (full)" in form["subject"] and "`m-1`" in form["body"]
-    assert form["options"] == [olga["option"], "do nothing"] and [user["id"] for user in form["assigned_users"]] == ["olga"]
+    yes, no = form["options"]
+    assert yes.startswith(f"replay plan {shown['plan']} (full, ") and no == "do nothing"
+    assert [user["id"] for user in form["assigned_users"]] == ["olga"]
     with pytest.raises(AirflowSkipException, match="nothing goes out"):
-        incident.ask_for_approval({"ti": Pulled(), "params": FORM | {"mode": "dry_run"}})
-    with pytest.raises(AirflowSkipException, match="uwe may not decide"):
-        incident.replay(shown, "full", olga | {"user_id": "uwe", "user_name": "uwe"}, "olga", "olga")
-    with pytest.raises(AirflowSkipException, match="said no"):
-        incident.replay(shown, "full", olga | {"option": "do nothing"}, "olga", "olga")
+        incident.ask_for_approval(asks("r-1", "dry_run"))
+    # The task `approve` was marked as a success.
+    with pytest.raises(AirflowFailException, match="nobody has answered"):
+        incident.replay("r-1", "full", triggered("olga"))
+    for who, option, told in (("uwe", yes, "uwe may not decide"), (None, yes, "nobody may not decide"), ("olga", no, "said no")):
+        answered("r-1", option, who)
+        with pytest.raises(AirflowSkipException, match=told):
+            incident.replay("r-1", "full", triggered("olga"))
     assert requests(world) == []
-    with pytest.raises(AirflowFailException, match="and the plan is"):
-        incident.replay(incident.plan(FORM, "olga"), "full", olga, "olga", "olga")
-    assert requests(world) == [], "a yes to one plan is none to another"
-    assert incident.replay(shown, "full", olga, "otto", None)["requests"] == 2
-    again = incident.replay(shown, "full", olga, "otto", None)
-    assert again.get("requests", 0) == 0, "what was asked for already is asked for once"
+    # A yes to one plan is none to another, to another mode, or to what was shown before.
+    answered("r-1", yes)
+    with pytest.raises(AirflowFailException, match=r"which is no yes to plan \d+ \(canary\)"):
+        incident.replay("r-1", "canary", triggered("olga"))
+    incident.plan(FORM, "olga", "r-2")
+    incident.ask_for_approval(asks("r-2"))
+    answered("r-2", yes)
+    with pytest.raises(AirflowFailException, match="which is no yes to plan"):
+        incident.replay("r-2", "full", triggered("olga"))
+    world.control("UPDATE incident_delivery SET message_id = 'm-3' WHERE message_id = 'm-2' AND run_id = %s", (shown["plan"],))
+    with pytest.raises(AirflowFailException, match="which is no yes to plan"):
+        incident.replay("r-1", "full", triggered("olga"))
+    world.control("UPDATE incident_delivery SET message_id = 'm-2' WHERE message_id = 'm-3'")
+    assert requests(world) == []
+    assert incident.replay("r-1", "full", triggered(None))["requests"] == 2
+    assert incident.replay("r-1", "full", triggered(None)).get("requests", 0) == 0, "what was asked for already is asked for once"
     assert {row[3] for row in requests(world)} == {f"olga (incident {shown['plan']})"}
+    # `plan` was cleared: what is shown is the new plan, and the old yes is none to it.
+    anew = incident.plan(FORM, "olga", "r-1")
+    assert anew["plan"] != shown["plan"] and anew["by"] == "whoever cleared the run of olga"
+    with pytest.raises(AirflowSkipException, match="nothing goes out"):
+        incident.replay("r-1", "full", triggered("olga"))
 
 
-def test_a_canary_goes_out_without_a_yes_only_for_who_may_decide(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_canary_goes_out_without_a_yes_only_for_who_may_decide_and_only_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
     dead(world, "m-1", "poison")
     canary = FORM | {"mode": "canary"}
-    shown = incident.plan(canary, "olga") | {"too_wide": False}
-
-    def context(who: str | None) -> dict[str, Any]:
-        pulled = SimpleNamespace(xcom_pull=lambda task_ids: shown)
-        return {"ti": pulled, "params": canary, "dag_run": SimpleNamespace(triggering_user_name=who)}
+    shown = incident.plan(canary, "olga", "r-1")
+    world.control("UPDATE incident SET too_wide = false")
 
     for nobody in ("uwe", None):
-        assert incident.ask_for_approval(context(nobody))["options"] == [f"replay plan {shown['plan']}", "do nothing"]
-        with pytest.raises(AirflowSkipException, match="may not decide"):
-            incident.replay(shown, "canary", None, "olga", nobody)
+        yes, no = incident.ask_for_approval(asks("r-1", "canary", nobody))["options"]
+        assert yes.startswith(f"replay plan {shown['plan']} (canary, ") and no == "do nothing"
+        with pytest.raises(AirflowFailException, match="nobody has answered"):
+            incident.replay("r-1", "canary", triggered(nobody))
     assert requests(world) == []
     with pytest.raises(AirflowSkipException, match="within the blast radius"):
-        incident.ask_for_approval(context("olga"))
-    for anew, mode in ((shown | {"too_wide": True}, "canary"), (shown, "full")):
-        with pytest.raises(AirflowFailException, match="Nobody was asked"):
-            incident.replay(anew, mode, None, "olga", "olga")
-    assert incident.replay(shown, "canary", None, "olga", "olga")["requests"] == 1
+        incident.ask_for_approval(asks("r-1", "canary"))
+    # An old run that somebody clears: what was planned in it may have been purged.
+    old = triggered("olga", timedelta(days=2))
+    assert incident.ask_for_approval(asks("r-1", "canary") | {"dag_run": old})["options"]
+    with pytest.raises(AirflowFailException, match="nobody has answered"):
+        incident.replay("r-1", "canary", old)
+    with pytest.raises(AirflowFailException, match="Nobody was asked"):
+        incident.replay("r-1", "full", triggered("olga"))
+    world.control("UPDATE incident SET too_wide = true")
+    with pytest.raises(AirflowFailException, match="Nobody was asked"):
+        incident.replay("r-1", "canary", triggered("olga"))
+    # Somebody cleared olga's run: Airflow still says that she triggered it.
+    world.control("UPDATE incident SET too_wide = false")
+    anew = incident.plan(canary, "olga", "r-1")
+    world.control("UPDATE incident SET too_wide = false")
+    assert anew["total"] == 1
+    incident.ask_for_approval(asks("r-1", "canary"))
+    with pytest.raises(AirflowFailException, match="nobody has answered"):
+        incident.replay("r-1", "canary", triggered("olga"))
+    assert requests(world) == []
+    incident.plan(canary, "olga", "r-2")
+    world.control("UPDATE incident SET too_wide = false")
+    assert incident.replay("r-2", "canary", triggered("olga"))["requests"] == 1
+
+
+@pytest.mark.parametrize(
+    ("manager", "line", "login", "may"),
+    [
+        ("", "{}", "olga", True), ("", "{}", "uwe", False), ("", "{deciders: [uwe]}", "uwe", True),
+        ("fab", "{}", "olga", False),  # whom Airflow lets trigger is not whom it lets answer
+        ("fab", "{deciders: ['7']}", "7", False),  # an id is no login
+        ("fab", "{deciders: [{id: '7', name: olga}]}", "olga", True), ("fab", "{deciders: [{id: '7', name: olga}]}", "7", False),
+        ("", "{deciders: [olga], rules: [{actions: [edit, replay], deciders: [otto]}]}", "olga", False),
+        ("", "{deciders: [olga], rules: [{topics: [payments], deciders: [otto]}]}", "olga", True),
+    ],
+)  # fmt: skip
+def test_who_triggers_is_known_by_a_login_and_never_by_an_id(
+    monkeypatch: pytest.MonkeyPatch, manager: str, line: str, login: str, may: bool
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
+    if manager:
+        monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager")
+    settings = SimpleNamespace(people=PeopleSettings.model_validate(yaml.safe_load(line)))
+    assert may_trigger(settings, login, "replay", "orders") is may
+    assert not may_trigger(settings, None, "replay", "orders")
 
 
 def test_what_cannot_be_planned_fails_at_once_and_says_what_can_be_done(world: World) -> None:
@@ -250,5 +322,5 @@ def test_what_cannot_be_planned_fails_at_once_and_says_what_can_be_done(world: W
         ({"from": "yesterday"}, "no time"), ({"to": "2026-11-21T02:00:00"}, "in which zone"),
     ):  # fmt: skip
         with pytest.raises(AirflowFailException, match=told):
-            incident.plan(FORM | wrong, "olga")
+            incident.plan(FORM | wrong, "olga", "r-1")
     assert world.control("SELECT DISTINCT state FROM run") == [("failed",)]

@@ -55,6 +55,7 @@ class Stack:
             ("airflow-api-server:8080", f"{LOOPBACK}:{self.port['airflow']}"),
             ("/opt/backstop/backstop.yaml", str(ROOT / "backstop.yaml")), ("/opt/backstop/dags", str(ROOT / "dags")),
             ("/opt/backstop/private", str(folder / "private")), ("/opt/backstop/data-docs", str(folder / "docs")),
+            ("/opt/backstop/proofs", str(folder / "proofs")),
             ("/opt/backstop/", f"{ROOT / 'docker'}/"), ("/dev/shm", str(folder / "private")),
             ("/tmp/spark-work", str(folder / "spark")), ("-p 6379", f"-p {self.port['redis']}"),
         ]  # fmt: skip

@@ -63,13 +63,16 @@ def test_every_service_of_the_file_starts_and_passes_its_own_health_check(stack:
 def test_each_login_can_do_what_is_its_own_and_nothing_else(stack: Stack) -> None:
     shop, duty = stack.url("shop", "BACKSTOP_APP_PASSWORD", "producer_a"), stack.url("duty", "BACKSTOP_DUTY_PASSWORD", "control")
     assert rows(shop, "SELECT count(*) FROM message_stub") == [(0,)]
-    assert rows(duty, "SELECT count(*) FROM resend_request") == [(0,)]
+    reader = stack.url("reader", "BACKSTOP_READER_PASSWORD", "control")
+    assert rows(duty, "SELECT count(*) FROM resend_request") == rows(reader, "SELECT count(*) FROM resend_request") == [(0,)]
     for url, statement in (
         (shop, "UPDATE message_stub SET status = 'confirmed'"),
         (shop, "DROP TABLE message_stub"),
         (duty, "DROP TABLE run"),
         (stack.url("shop", "BACKSTOP_APP_PASSWORD", "control"), "SELECT 1"),
         (stack.url("duty", "BACKSTOP_DUTY_PASSWORD", "airflow"), "SELECT 1"),
+        (reader, "UPDATE run SET state = 'done'"), (reader, "SELECT content FROM dead_letter"),
+        (stack.url("reader", "BACKSTOP_READER_PASSWORD", "producer_a"), "SELECT 1"),
     ):
         with pytest.raises((psycopg2.errors.InsufficientPrivilege, psycopg2.OperationalError), match=r"denied|owner"):
             rows(url, statement)

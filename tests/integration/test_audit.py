@@ -74,6 +74,9 @@ BREAKERS: dict[str, tuple[str, str]] = {
         INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, decided_at, why)
         VALUES ('orders', 'm', 'billing', 'discard', 'anna', now() - interval '1 s', '');
         """ + A_REQUEST.format(id="m", number=2, state="sent")),
+    "decisions_are_whole": ("control", """
+        SELECT append_decision('ann', 'void', 'case 1', 'refunded', '{}');
+        UPDATE decision_log SET who = 'bob'"""),
     "requests_end": ("control", """
         INSERT INTO resend_request
             (shard, topic, message_id, send_number, reason, requested_by, state, claim_token, claim_deadline)

@@ -577,3 +577,15 @@ def test_each_failure_of_what_a_person_began_is_told_and_of_a_duty_once(world: W
         note_failure(world.conn, "decide_case", "t", "b", {"run": run})
         note_failure(world.conn, "sweep", "t", "b", {"run": run})
     assert alerts(world) == ["duty/decide_case/failed/case-1-1", "duty/sweep/failed/0", "duty/decide_case/failed/case-2-1"]
+
+
+@pytest.mark.parametrize("options", [
+    {"more": 101}, {"more": 0}, {"more": -1}, {"more": 2_000_000_000}, {"more": "x"}, {"more": True}, {"more": 1.5},
+    {"sample": 10_001}, {"sample": "2"},
+])  # fmt: skip
+def test_a_number_that_no_form_allows_is_refused_when_it_is_applied(world: World, options: dict[str, Any]) -> None:
+    world.stub("a", sends=4, status="exhausted")
+    case_id = found(world, "exhausted", "a")
+    with pytest.raises(DecisionRefused, match="is a number from 1 to"):
+        decided(world, case_id, "raise", **options)
+    assert world.stub_now("a")["max_sends"] is None and state_of(world, case_id) == "open"

@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 def logins(server: Postgres) -> dict[str, str]:
     """role -> password of a login that has this role alone."""
     passwords = {}
-    for role in ("backstop_app", "backstop_duty", "backstop_consumer", "backstop_reader"):
+    for role in ("backstop_app", "backstop_duty", "backstop_consumer", "backstop_reader", "backstop_person"):
         passwords[role] = server.create_role(f"login_of_{role}")
         run(server.admin_dsn(), f"GRANT {role} TO login_of_{role}")
     passwords["nobody"] = server.create_role("login_of_nobody")
@@ -218,14 +218,23 @@ def test_a_duty_can_purge_and_erase_and_services_cannot(server: Postgres, logins
     assert refused(as_(server, logins, "backstop_consumer", "consumer"), "DELETE FROM consumer_log")
 
 
+CONTENTS = (
+    ("dead_letter", "content"), ("dead_letter", "headers"), ("dead_letter", "error"), ("dead_letter_aside", "content"),
+    ("message_version", "content"), ("proposal", "content"), ("case_question", "given"), ("incident", "given"),
+)  # fmt: skip
+"""What pages do not show."""
+UNWRITTEN = ("backstop_control_version", "decision_log", "decision_checkpoint")
+"""What nobody but the owner of the tables writes; decisions are appended by a function that runs as the owner."""
+
+
 def test_a_duty_writes_every_control_table_and_a_reader_none(server: Postgres, logins: dict[str, str]) -> None:
     admin = server.admin_dsn("control")
     tables = [name for (name,) in run(admin, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
     assert len(tables) > 20
     for table in tables:
-        for role, may in (("duty", table != "backstop_control_version"), ("reader", False)):
+        for role, may in (("duty", table not in UNWRITTEN), ("reader", False)):
             for privilege in ("INSERT", "UPDATE", "DELETE"):
-                query = "SELECT has_table_privilege(%s, %s, %s), has_table_privilege(%s, %s, 'SELECT')"
+                query = "SELECT has_table_privilege(%s, %s, %s), has_any_column_privilege(%s, %s, 'SELECT')"
                 values = (f"backstop_{role}", table, privilege, f"backstop_{role}", table)
                 assert run(admin, query, values) == [(may, True)], (role, table, privilege)
     duty, reader = (as_(server, logins, f"backstop_{role}", "control") for role in ("duty", "reader"))
@@ -236,6 +245,12 @@ def test_a_duty_writes_every_control_table_and_a_reader_none(server: Postgres, l
     )
     assert len(run(reader, "SELECT 1 FROM run")) == 1
     assert refused(reader, "DELETE FROM run")
+    for table, column in CONTENTS:
+        assert refused(reader, f"SELECT {column} FROM {table}") and not refused(duty, f"SELECT {column} FROM {table}"), table
+    # Again, as an upgrade does: where a reader might read whole tables before.
+    run(admin, "GRANT SELECT ON ALL TABLES IN SCHEMA public TO backstop_reader")
+    grant(admin, "control")
+    assert refused(reader, "SELECT content FROM dead_letter") and not refused(reader, "SELECT state FROM dead_letter")
 
 
 def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(server: Postgres, logins: dict[str, str]) -> None:
@@ -309,3 +324,37 @@ def test_the_duties_may_stage_where_nobody_else_may_make_temporary_tables(server
     run(server.dsn("login_of_backstop_duty", logins["backstop_duty"], "control"), statement)
     with pytest.raises(errors.InsufficientPrivilege):
         run(server.dsn("login_of_backstop_reader", logins["backstop_reader"], "control"), statement)
+
+
+def test_no_content_lands_in_the_servers_log_where_its_check_is_good(server: Postgres, logins: dict[str, str]) -> None:
+    def finding() -> Finding:
+        with PostgresStubs("shop_a", as_(server, logins, "backstop_duty", "producer")) as store:
+            return next(one for one in store.check() if "server's log" in one.subject)
+
+    def fails(content: str) -> str:
+        """A producer's statement that fails, and what the server logged of it."""
+        put_stub(server)
+        log = server.directory / "server.log"
+        before = len(log.read_text(errors="replace"))
+        with pytest.raises(errors.UniqueViolation):
+            run(as_(server, logins, "backstop_app", "producer"),
+                "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('orders', 'm-1', %s, now())",
+                (content.encode(),))  # fmt: skip
+        return log.read_text(errors="replace")[before:]
+
+    assert finding().good
+    assert b"IBAN".hex() not in fails("IBAN DE89")
+    app = "login_of_backstop_app"
+    try:
+        loudest = {"log_min_error_statement": "error", "log_statement": "mod", "log_min_duration_statement": "0"}
+        for setting, loud in loudest.items():
+            run(server.admin_dsn(), f"ALTER ROLE {app} SET {setting} = '{loud}'")
+            told = finding()
+            assert not told.good and f"{setting} is {loud} for {app}" in told.says
+            assert f"ALTER ROLE {app} SET {setting}" in told.do
+            # How long a statement took is logged of those that do not fail.
+            assert (b"IBAN".hex() in fails("IBAN DE89")) is (setting != "log_min_duration_statement")
+            run(server.admin_dsn(), f"ALTER ROLE {app} RESET ALL")
+            assert finding().good
+    finally:
+        run(server.admin_dsn(), f"ALTER ROLE {app} RESET ALL")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from backstop.errors import ConfigurationError, Unavailable
+from backstop.errors import ConfigurationError, DecisionRefused, Unavailable
 from backstop.records import Counts
-from backstop.resend.ask_for_ids import Listed, read_ids
+from backstop.resend.ask_for_ids import Listed, ask_for_ids, read_ids
 from backstop.resend.work import Listing, run_duty
+from backstop.runs.control import connect
+from backstop.runs.run import close_run, open_run
 from backstop.runs.scope import name_of
 from resend_world import OTHER, TOPIC, World, ids, servers, world  # noqa: F401
 
@@ -117,3 +119,42 @@ def test_ids_are_read_one_a_line_each_once_with_any_character() -> None:
     assert read_ids("b\n\na b:%'\n\nb\nünï\n") == ("b", "a b:%'", "ünï")
     with pytest.raises(ConfigurationError, match="empty"):
         read_ids("\n \n")
+
+
+def test_a_list_beyond_the_blast_radius_is_refused_whole_and_small_lists_add_up_to_it(world: World) -> None:
+    policy = world.settings.policy_for(TOPIC)
+    wanted = [f"m-{place:03}" for place in range(policy.blast_floor)]
+    world.stubs(wanted)
+    with pytest.raises(DecisionRefused, match="more than the blast radius"):
+        send_list(world, *wanted)
+    assert out(world) == [] and world.sql("control", "SELECT count(*) FROM resend_request") == [(0,)]
+    half = policy.blast_floor // 2
+    send_list(world, *wanted[:half])
+    with pytest.raises(DecisionRefused, match="more than the blast radius"):
+        send_list(world, *wanted[half:])
+    assert world.sql("control", "SELECT count(*) FROM resend_request") == [(half,)]
+
+
+def test_a_list_is_taken_once_from_each_run_in_airflow(world: World) -> None:
+    world.stubs(["m-1", "m-2"])
+
+    def taken(*wanted: str, listed_in: str | None, dry_run: bool = False) -> int:
+        control = connect(world.settings, world.connections)
+        run = open_run(control, "resend", name_of([TOPIC]), world.settings, dry_run=dry_run)
+        try:
+            listed = ask_for_ids(
+                world.settings, world.connections, control, run, TOPIC, wanted, "ann", "w", listed_in=listed_in
+            )  # fmt: skip
+        finally:
+            control.rollback()
+            close_run(control, run, "done", Counts())
+            control.close()
+        return sum(one.asks is not None for one in listed)
+
+    assert taken("m-1", listed_in="manual__1", dry_run=True) == 1
+    assert taken("m-1", listed_in="manual__1") == 1
+    # Somebody else cleared it: Airflow still names who triggered it.
+    with pytest.raises(DecisionRefused, match="was taken before"):
+        taken("m-1", "m-2", listed_in="manual__1")
+    assert world.sql("control", "SELECT message_id FROM resend_request") == [("m-1",)]
+    assert taken("m-2", listed_in="manual__2") == 1 and taken("m-2", listed_in=None) == 0

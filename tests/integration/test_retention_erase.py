@@ -79,7 +79,9 @@ def test_of_a_message_that_is_over_only_ids_hash_and_the_asking_are_left(world: 
     for trace in (SECRET.hex(), "anna", "customer"):
         assert trace in everything(world)
     (erased,) = ask(world, "m", who="the data officer")
-    assert erased.places == {"shard shop_a": 1, "shard shop_b": 0, "dead_letter": 1, "dead_letter_aside": 1, "message_version": 1}
+    assert {place: rows for place, rows in erased.places.items() if rows} == {
+        "shard shop_a": 1, "dead_letter": 1, "dead_letter_aside": 1, "message_version": 1,
+    }  # fmt: skip
     for trace in (SECRET.hex(), SECRET.decode(), "anna", "customer"):
         assert trace not in everything(world), trace
     ((content, erased_hash, now),) = world.rows("shop_a", "SELECT content, erased_hash, status FROM message_stub")

@@ -18,13 +18,13 @@ import pytest
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import Settings
-from backstop.errors import RunLost, RunRefused, StoreUnavailable
+from backstop.errors import ConfigurationError, RunLost, RunRefused, StoreUnavailable
 from backstop.local.postgres import Postgres
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
 from backstop.runs.watch_parent import EXIT_CODE
-from backstop.schema.revisions import whole
+from backstop.schema.revisions import head, whole
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHORT = timedelta(milliseconds=300)
@@ -330,3 +330,26 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_run_is_not_opened_on_an_older_schema_and_goes_on_with_a_newer_one(
+    open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    connection = open_connection()
+
+    def at(revision: str) -> None:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE IF NOT EXISTS backstop_control_version (version_num varchar(32))")
+            cursor.execute("DELETE FROM backstop_control_version")
+            cursor.execute("INSERT INTO backstop_control_version VALUES (%s)", (revision,))
+
+    at(f"{int(head('control')) - 1:04}")
+    with pytest.raises(ConfigurationError, match=r"this program needs \d{4}") as refused:
+        open_run(connection, "reconcile", "*", settings)
+    assert "backstop migrate" in refused.value.next_step
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT (SELECT count(*) FROM run) + (SELECT count(*) FROM duty_lease)")
+        assert cursor.fetchone() == (0,)
+    for revision in (head("control"), f"{int(head('control')) + 1:04}"):
+        at(revision)
+        close_run(connection, open_run(connection, "reconcile", "*", settings), "done", Counts())

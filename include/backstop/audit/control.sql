@@ -63,6 +63,16 @@ JOIN resend_request r ON r.topic = d.topic AND r.message_id = d.message_id
 WHERE r.updated_at >= %(day_from)s AND r.updated_at < %(day_to)s AND r.state IN ('sent', 'unknown')
     AND r.created_at > d.decided_at AND (r.groups IS NULL OR d.consumer_group = ANY (r.groups));
 
+-- name: decisions_are_whole: no entry of the log of decisions was changed, taken out or put in between
+SELECT d.entry::text, NULL::text, NULL::text, NULL::text
+FROM (
+    SELECT l AS line, l.entry, l.hash, l.previous,
+        lag(l.entry, 1, (SELECT coalesce(max(c.entry), 0) FROM decision_checkpoint c)) OVER chain AS entry_before,
+        lag(l.hash, 1, coalesce((SELECT c.hash FROM decision_checkpoint c ORDER BY c.entry DESC LIMIT 1), '')) OVER chain AS hash_before
+    FROM decision_log l WINDOW chain AS (ORDER BY l.entry)
+) d
+WHERE d.entry <> d.entry_before + 1 OR d.previous <> d.hash_before OR d.hash <> decision_hash(d.line);
+
 -- name: requests_end: no request stays claimed for long after its worker's time is over
 SELECT r.request_id::text, r.topic, r.message_id, NULL::text
 FROM resend_request r WHERE r.state = 'claimed' AND r.claim_deadline < %(patient_since)s;

@@ -16,6 +16,7 @@ INVARIANTS: dict[str, str] = {
     "discard_has_proof": "a machine discards a dead letter only with what shows that nothing was left to do",
     "causes_count_letters": "a cause counts the letters that are stored of it",
     "discard_is_honoured": "nothing was sent to a group after a person discarded its delivery",
+    "decisions_are_whole": "no entry of the log of decisions was changed, taken out or put in between",
     "requests_end": "no request stays claimed for long after its worker's time is over",
     "withdrawals_end": "no withdrawal of a message is left half done",
     "runs_end": "no run is open that nobody has heard of for long",

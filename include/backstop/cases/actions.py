@@ -22,6 +22,8 @@ ACTIONS: dict[str, str] = {
     "replay_sample": "the same for a few of them (--sample N); the others stay, until it is known what became of these",
     "edit": "replaces the content of one message (--message ID --content-file FILE) and replays it; the old one is kept",
     "accept": "the queue's new life is accepted: older copies are judged by time from now on",
+    "approve": "what another person proposed is applied",
+    "reject": "what was proposed is not applied; the case waits for another answer",
 }
 """Every action with its sentence."""
 
@@ -57,6 +59,8 @@ _CHOICE: dict[str, tuple[str, ...]] = {
     "raise": ("message_ids", "more"), "accept": (), "go_on": (), "give_up": (),
     "replay_sample": ("message_ids", "letters", "sample"), "edit": ("message_ids", "letters", "content"),
 }  # fmt: skip
+_MOST = {"more": 100, "sample": 10_000}
+"""What a form allows is held again when an answer is applied: whoever calls the API directly is not held to the form."""
 _DONE = (Verdict.CONFIRMED, Verdict.VOIDED)
 
 
@@ -76,6 +80,10 @@ def why_not_with(kind: str, action: str, options: Mapping[str, Any]) -> str | No
 
     An option that would be passed over may be what narrows the decision: whoever gave it wants less than would be done.
     """
+    for name, most in _MOST.items():
+        number = options.get(name)
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most):
+            return f"{OPTIONS[name].capitalize()} is a number from 1 to {most}, not {number!r}."
     known = options_for(kind, action)
     strange = [words for name, words in OPTIONS.items() if options.get(name) is not None and name not in known]
     return f"The answer {action} to a case of kind {kind} does not take {' and '.join(strange)}." if strange else None

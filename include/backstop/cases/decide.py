@@ -20,8 +20,9 @@ from typing import Any
 
 from backstop.cases.actions import OPTIONS, actions_for, is_done, options_for, why_not, why_not_with
 from backstop.cases.close import close_settled, settle
-from backstop.cases.intend import Decided, Intent, intended, reach, record, refused, require_mine
+from backstop.cases.intend import Decided, Intent, append_decision, intended, reach, record, refused, require_mine
 from backstop.cases.look import Case, show
+from backstop.cases.propose import APPROVE, REJECT, Proposal, approving, needs_second, propose, proposed, reject
 from backstop.cases.split import open_rest, take_out
 from backstop.cases.withdraw import settle_begun, withdraw
 from backstop.config.connections import Connections
@@ -31,6 +32,7 @@ from backstop.errors import StoreUnavailable
 from backstop.named_sql import load
 from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask, ramped_topics, route_for
+from backstop.runs.speaker import people_for, require_may
 from backstop.verdicts.judge import Judge, Judged, Judgement, Promise
 from backstop.verdicts.sources import Sources
 
@@ -54,6 +56,9 @@ def decide(
 ) -> Decided:  # fmt: skip
     """Applies `action` to the case's open deliveries and commits.
 
+    What takes two people (`people.second_person`) is proposed, and applied when another decides to `approve` it; the case offers
+    nothing else until they do, or `reject`.
+
     options: `more` (raise: sends beyond those handed out, 1), `message_ids` (only these), `once` (names the answer: the same
     name is applied once), `shown` (`at`, `letter`: what the person saw; what came later is decided only where it is named); for
     dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the case as it is now, or an
@@ -61,7 +66,53 @@ def decide(
     """
     options = options or {}
     case, _ = show(conn, case_id, members=0)
+    waits = proposed(conn, case_id)
+    if action in (APPROVE, REJECT):
+        return _answer_proposal(conn, settings, connections, case, waits, action, who, why, options)
     _check(case, action, who, why, options)
+    require_may(conn, settings, who, action, case.topic)
+    if waits is not None:
+        raise refused(f"{waits} waits for a second person.", f"Approve or reject it first: backstop cases show {case_id}")
+    if needs_second(people_for(conn, settings), action, options) and case.actions:
+        propose(conn, case_id, action, who, why, options)
+        return Decided(case_id, f"propose to {action}", Counts(proposed=1))
+    return _apply(conn, settings, connections, case, action, who, why, options)
+
+
+def _answer_proposal(
+    conn: Any, settings: Settings, connections: Connections, case: Case, waits: Proposal | None, action: str, who: str, why: str,
+    options: Mapping[str, Any],
+) -> Decided:  # fmt: skip
+    """What was proposed, applied as it was proposed, or ended."""
+    shown = options.get("proposal", (options.get("shown") or {}).get("proposal"))
+    if waits is None or (shown is not None and shown != waits.proposal_id):
+        raise refused(
+            f"What was proposed of case {case.case_id} is not waiting any more.", f"See: backstop cases show {case.case_id}"
+        )
+    if action == APPROVE and shown is None:
+        raise refused("Nothing says which proposal is approved.", f"Look at it, and name it: --proposal {waits.proposal_id}")
+    if not who.strip() or not why.strip():
+        raise refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
+    require_may(conn, settings, who, waits.action, case.topic)
+    if action == REJECT:
+        reject(conn, waits, who, why)
+        return Decided(case.case_id, f"reject to {waits.action}", Counts(rejected=1))
+    asked = {**waits.options, "once": f"proposal {waits.proposal_id}"}
+    if waits.content is not None:
+        asked["content"] = waits.content
+    both = f"{waits.who}, approved by {who}"
+    with approving(conn, people_for(conn, settings), waits, who):
+        return _apply(
+            conn, settings, connections, case, waits.action, both, waits.why, asked,
+            {"proposal": waits.proposal_id, "approved_by": who},
+        )  # fmt: skip
+
+
+def _apply(
+    conn: Any, settings: Settings, connections: Connections, case: Case, action: str, who: str, why: str,
+    options: Mapping[str, Any], proposal: Mapping[str, Any] | None = None,
+) -> Decided:  # fmt: skip
+    case_id = case.case_id
     once = options.get("once")
     applied = once is not None and any(entry.get("once") == once for entry in case.evidence.get("decisions", ()))
     if applied or ((case.decision, case.decided_by, case.why) == (action, who, why) and case.state != "open"):
@@ -72,7 +123,8 @@ def decide(
             f"See what became of it: backstop cases show {case_id}",
         )
     shown_at = (options.get("shown") or {}).get("at")
-    intent = {"case_id": case_id, "action": action, "who": who, "why": why, "once": once, "shown_at": shown_at}
+    intent = {"case_id": case_id, "action": action, "who": who, "why": why, "once": once, "shown_at": shown_at,
+              **(proposal or {})}  # fmt: skip
     with intended(conn, intent):
         if case.kind == "dead_letters":
             return answer(conn, settings, connections, case, intent, options)
@@ -118,7 +170,7 @@ def _decide_in_control(conn: Any, case: Case, intent: Intent, ids: Sequence[str]
         else:
             counts += _move_batch(cur, intent)
         record(cur, intent, counts, [], whole=True)
-    return Decided(intent["case_id"], intent["action"], counts)
+        return append_decision(cur, Decided(intent["case_id"], intent["action"], counts), intent)
 
 
 def _leave(cur: Any, case: Case, intent: Intent, ids: Sequence[str] | None) -> Decided:
@@ -132,7 +184,7 @@ def _leave(cur: Any, case: Case, intent: Intent, ids: Sequence[str] | None) -> D
     if rest:
         other = open_rest(cur, case, rest)
         left_out = [f"{message_id}: it is in case {other} now" for message_id in left_out]
-    return Decided(case.case_id, "leave", counts, tuple(left_out))
+    return append_decision(cur, Decided(case.case_id, "leave", counts, tuple(left_out)), intent)
 
 
 def _move_batch(cur: Any, intent: Intent) -> Counts:
@@ -279,7 +331,7 @@ def _finish(conn: Any, sources: Sources, intent: Intent, plan: _Plan, counts: Co
                 counts.add(name, number)
         record(cur, intent, counts, plan.left_out, whole=not (plan.left_out or partial))
         close_settled(cur)
-    return Decided(case_id, action, counts, tuple(plan.left_out))
+        return append_decision(cur, Decided(case_id, action, counts, tuple(plan.left_out)), intent)
 
 
 def _ask(sources: Sources, case_id: int, judged: Judged, verdicts: Mapping[str, str]) -> Ask:

@@ -19,6 +19,7 @@ from psycopg2 import errors as pg
 from backstop.errors import DecisionRefused
 from backstop.named_sql import load
 from backstop.records import Counts
+from backstop.runs.decision_log import append
 
 _SQL = load("backstop.cases", "queries.sql")
 Intent = Mapping[str, Any]
@@ -61,6 +62,7 @@ def reach(conn: Any, intent: Intent) -> None:
     with conn, conn.cursor() as cur:
         require_mine(cur, intent)
         cur.execute(_SQL["reached"], intent)
+        _append(cur, intent, f"begin to {intent['action']}", {})
 
 
 def begun(conn: Any, case_id: int, once: str) -> bool:
@@ -120,6 +122,20 @@ def record(cur: Any, intent: Intent, counts: Mapping[str, int], left_out: Sequen
         entry["once"] = intent["once"]
     cur.execute(_SQL["record_decision"], {"case_id": intent["case_id"], "entry": json.dumps([entry])})
     cur.execute(_SQL["decided" if whole else "stays_open"], intent)
+
+
+def append_decision(cur: Any, decided: Decided, intent: Intent) -> Decided:
+    """Ends the proposal that it was and puts it into the log of decisions: the last statements of its transaction. Returns it."""
+    if intent.get("proposal") is not None:
+        cur.execute(_SQL["end_proposal"], intent)
+    _append(cur, intent, decided.action, {**decided.counts, "left_out": len(decided.left_out)})
+    return decided
+
+
+def _append(cur: Any, intent: Intent, action: str, did: Mapping[str, Any]) -> None:
+    append(cur, intent.get("approved_by") or intent["who"], action, f"case {intent['case_id']}", intent["why"], {
+        **did, "once": intent.get("once"), **({"by": intent["who"]} if intent.get("approved_by") else {}),
+    })  # fmt: skip
 
 
 def refused(what: str, next_step: str) -> DecisionRefused:

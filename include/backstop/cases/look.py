@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from backstop.cases.actions import actions_for
+from backstop.cases.propose import APPROVE, REJECT
 from backstop.errors import DecisionRefused
 from backstop.named_sql import load
 
@@ -40,10 +41,14 @@ class Case:
     reopened: int
     members: int
     open_members: int
+    proposal_id: int | None
+    """Of a decision that waits for a second person."""
 
     @property
     def actions(self) -> tuple[str, ...]:
         """What a person may decide of it now."""
+        if self.proposal_id is not None:
+            return (APPROVE, REJECT)
         undecided = self.state == "open" or (self.state == "decided" and self.decision == "leave")
         return actions_for(self.kind) if undecided else ()
 

@@ -111,7 +111,9 @@ UPDATE case_file SET state = 'closed', closed_at = clock_timestamp() WHERE case_
 SELECT c.case_id, c.kind, c.topic, c.consumer_group, c.subject, c.severity, c.state, c.summary, c.evidence,
     c.opened_at, c.opened_by_run, c.last_seen_at, c.decision, c.decided_by, c.decided_at, c.why, c.closed_at, c.reopened,
     (SELECT count(*) FROM case_member m WHERE m.case_id = c.case_id) AS members,
-    (SELECT count(*) FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL) AS open_members
+    (SELECT count(*) FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL) AS open_members,
+    (SELECT p.proposal_id FROM proposal p WHERE p.case_id = c.case_id AND p.ended_at IS NULL AND p.proposed_at >= c.opened_at
+        AND (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave')) AS proposal_id
 FROM case_file c
 WHERE (%(case_id)s::bigint IS NULL OR c.case_id = %(case_id)s)
     AND (%(state)s::text IS NULL OR c.state = %(state)s)
@@ -252,3 +254,7 @@ INSERT INTO case_note (case_id, written_by, note) SELECT case_id, %(who)s, %(not
 
 -- name: notes: of one case, the oldest first
 SELECT written_at, written_by, note FROM case_note WHERE case_id = %(case_id)s ORDER BY note_id;
+
+-- name: end_proposal: what was proposed is applied; its content is with the message now
+UPDATE proposal SET ended_at = clock_timestamp(), how = 'approved', content = NULL
+WHERE proposal_id = %(proposal)s AND ended_at IS NULL;

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from backstop.cases.actions import ACTIONS
 from backstop.cases.look import Case, MemberLook
+from backstop.cases.propose import Proposal
 
 EXAMPLES = 10
 LONGEST = 300
@@ -28,9 +30,11 @@ def subject_of(case: Case) -> str:
 
 
 def body_of(
-    case: Case, members: Sequence[MemberLook], *, page: str | None, said: str | None = None, asked_of: int | None = None
-) -> str:
-    """The whole question. `page`: address of the evidence; `said`: what became of the answer before."""
+    case: Case, members: Sequence[MemberLook], *, page: str | None, said: str | None = None, asked_of: int | None = None,
+    proposal: Proposal | None = None,
+) -> str:  # fmt: skip
+    """The whole question. `page`: address of the evidence; `said`: what became of the answer before; `proposal`: what waits for a
+    second person."""
     lines = []
     if said:
         lines += [f"**The last answer was not applied as it stood:** {code(said)}", ""]
@@ -47,6 +51,17 @@ def body_of(
     if examples:
         lines += ["", "**For example:**", "", *(f"- {one}" for one in examples)]
     lines += _history(case.evidence)
+    if proposal is not None:
+        lines += ["", f"**Proposed by {code(proposal.who)}, for somebody else to approve:** {proposal.action}", ""]
+        lines.append(f"- why: {code(proposal.why)}")
+        lines += [f"- {name}: {code(_text(value))}" for name, value in proposal.options.items() if name in ("more", "sample")]
+        if proposal.content is not None:
+            lines.append(f"- a new content: {len(proposal.content)} bytes, SHA-256 {code(sha256(proposal.content).hexdigest())}")
+        lines.append(f"- of {len(proposal.named) or 'every open delivery as it was then'}" + (":" if proposal.named else ""))
+        # Every one of them: what is approved is what was seen.
+        lines += [f"  - {code(one)}" for one in proposal.named]
+        if proposal.content is not None:
+            lines += ["", f"A new content is shown by `backstop cases proposed {case.case_id}`."]
     lines += ["", "**Your answers:**", ""]
     lines += [*(f"- **{action}**: {_OPTION.sub('', ACTIONS[action])}" for action in case.actions), ""]
     lines.append("Say why: without a reason nothing is applied. The state is read again before anything is done.")

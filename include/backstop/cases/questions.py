@@ -1,6 +1,6 @@
 """Keeps which cases people are asked about: at most so many at a time, never one twice at once, none lost.
 
-    choose: rows, committed | start their runs | show | answer: decide, then end the row
+    choose: rows, committed | start their runs | show | receive the answer | decide, then end the row
 
 Crash points. After the rows, before a run is started: the row is live and has no run; whoever looks next starts it under the
 same name. After the run was started: the second start meets it. After the decision, before the row ends: the answer is
@@ -10,6 +10,7 @@ applied again, which changes nothing, and then the row ends.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,6 +41,8 @@ class Live:
 
     question: Question
     needed: bool
+    answered: bool
+    """Its answer was received, whatever the states of tasks say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Asked:
 
     question: Question
     shown: Mapping[str, Any]
+    given: Mapping[str, Any] | None
+    """The answer: option, inputs, user_id, user_name; null: nobody has answered this form."""
     how: str | None
     said: str | None
 
@@ -68,6 +73,8 @@ class Present:
     open: int
     undecided: bool
     """Something of it waits for a decision."""
+    proposal: int | None
+    """What waits for a second person."""
 
 
 def choose(conn: Any, limit: int) -> list[Question]:
@@ -95,7 +102,7 @@ def live(conn: Any) -> list[Live]:
     """Every question that has not ended."""
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["live"])
-        return [Live(Question(*row[:3]), row[3]) for row in cur.fetchall()]
+        return [Live(Question(*row[:3]), *row[3:]) for row in cur.fetchall()]
 
 
 def asked(conn: Any, dag_run_id: str) -> Asked | None:
@@ -103,7 +110,7 @@ def asked(conn: Any, dag_run_id: str) -> Asked | None:
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["of_run"], {"dag_run_id": dag_run_id})
         row = cur.fetchone()
-    return None if row is None else Asked(Question(*row[:3]), row[5], row[9], row[10])
+    return None if row is None else Asked(Question(*row[:3]), *row[3:])
 
 
 def begin(conn: Any, case_id: int, dag_run_id: str) -> Asked:
@@ -113,6 +120,12 @@ def begin(conn: Any, case_id: int, dag_run_id: str) -> Asked:
     """
     where = {"case_id": case_id, "dag_run_id": dag_run_id}
     present(conn, case_id)
+    named = re.match(r"case-(\d+)-\d+$", dag_run_id)
+    if named is not None and int(named[1]) != case_id:
+        raise DecisionRefused(
+            f"The name {dag_run_id} is kept for a question about case {named[1]}.", kept="Nothing was changed.",
+            next_step="Start another run, without a name of its own.",
+        )  # fmt: skip
     found = asked(conn, dag_run_id)
     if found is None or found.how is not None:
         with conn, conn.cursor() as cur:
@@ -152,20 +165,28 @@ def _present(cur: Any, case_id: int) -> Present:
     return Present(*row)
 
 
-def show_now(conn: Any, question: Question) -> Present:
+def show_now(conn: Any, question: Question, asked_by: str = "") -> Present:
     """What the person will see, kept with the question: the answer is compared with it, and is about nothing that came later.
 
     Called before the form is written. The case is held for a moment, so that what joins it is either seen here or has a later
-    instant.
+    instant. `asked_by`: the try of the task that writes the form; another one's answer is none to it.
     """
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["hold_case"], {"case_id": question.case_id})
         now = _present(cur, question.case_id)
         cur.execute(_SQL["bound"], {"case_id": question.case_id})
         at, letter = cur.fetchone()
-        shown = {"state": now.state, "reopened": now.reopened, "open": now.open, "at": at.isoformat(), "letter": letter}
+        shown = {"state": now.state, "reopened": now.reopened, "open": now.open, "at": at.isoformat(), "letter": letter,
+                 "proposal": now.proposal, "asked_by": asked_by}  # fmt: skip
         cur.execute(_SQL["shown"], {"dag_run_id": question.dag_run_id, "shown": json.dumps(shown)})
     return now
+
+
+def receive(conn: Any, dag_run_id: str, given: Mapping[str, Any], *, asked_by: str = "") -> None:
+    """Keeps the answer to the form that this run has written. It is kept here and nowhere else: what tasks hand to one another
+    in Airflow can be written by whoever may start a run there."""
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["given"], {"dag_run_id": dag_run_id, "given": json.dumps(given), "asked_by": asked_by})
 
 
 def last_said(conn: Any, question: Question) -> str | None:
@@ -186,6 +207,8 @@ def why_stale(shown: Mapping[str, Any], now: Present) -> str | None:
         return f"the case was {now.state}{by} before this answer came"
     if int(shown.get("reopened", now.reopened)) != now.reopened:
         return "the case was over and has come back since the question was asked"
+    if shown.get("proposal") != now.proposal:
+        return "what was proposed of the case is not what was shown"
     if not now.undecided:
         return "nothing of the case waits for a decision any more"
     seen = int(shown.get("open", now.open))

@@ -13,7 +13,8 @@ FROM (
         row_number() OVER (
             ORDER BY array_position(ARRAY['critical', 'warning', 'info'], c.severity), c.opened_at, c.case_id) AS place
     FROM case_file c
-    WHERE c.state = 'open'
+    WHERE (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave' AND EXISTS (
+            SELECT FROM proposal p WHERE p.case_id = c.case_id AND p.ended_at IS NULL AND p.proposed_at >= c.opened_at))
         AND (c.kind <> 'dead_letters' OR EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open'))
         AND NOT EXISTS (
             SELECT 1 FROM case_question q
@@ -28,14 +29,17 @@ ORDER BY w.place;
 -- name: live: questions without an end, and whether their case still needs an answer
 SELECT q.case_id, q.number, q.dag_run_id, c.state = coalesce(q.shown ->> 'state', 'open')
     AND coalesce((q.shown ->> 'reopened')::int, c.reopened) = c.reopened
+    AND (q.shown_at IS NULL OR (q.shown ->> 'proposal')::bigint IS NOT DISTINCT FROM (SELECT p.proposal_id FROM proposal p
+        WHERE p.case_id = c.case_id AND p.ended_at IS NULL AND p.proposed_at >= c.opened_at))
     AND (c.kind <> 'dead_letters'
-        OR EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open')) AS needed
+        OR EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open')) AS needed,
+    q.given IS NOT NULL AS answered
 FROM case_question q JOIN case_file c USING (case_id)
 WHERE q.ended_at IS NULL
 ORDER BY q.case_id;
 
 -- name: of_run: the question that a run in Airflow shows
-SELECT case_id, number, dag_run_id, asked_at, shown_at, shown, answered_by, answer, ended_at, how, said
+SELECT case_id, number, dag_run_id, shown, given, how, said
 FROM case_question WHERE dag_run_id = %(dag_run_id)s;
 
 -- name: live_of_case: the run that shows the live question of a case
@@ -47,7 +51,8 @@ SELECT %(case_id)s, coalesce(max(number), 0) + 1, %(dag_run_id)s FROM case_quest
 ON CONFLICT DO NOTHING;
 
 -- name: ask_again: a run that had ended is cleared in Airflow
-UPDATE case_question q SET ended_at = NULL, how = NULL, answered_by = NULL, answer = NULL, shown_at = NULL, shown = '{}'
+UPDATE case_question q SET ended_at = NULL, how = NULL, answered_by = NULL, answer = NULL, shown_at = NULL, shown = '{}',
+    given = NULL
 WHERE q.dag_run_id = %(dag_run_id)s AND q.ended_at IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM case_question o WHERE o.case_id = q.case_id AND o.ended_at IS NULL);
 
@@ -61,7 +66,9 @@ SELECT c.state, c.reopened, c.decision, c.decided_by,
     (SELECT count(*) FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL)
     + (SELECT count(*) FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open' AND d.message_id IS NULL) AS open,
     (c.kind <> 'dead_letters'
-        OR EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open')) AS undecided
+        OR EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open')) AS undecided,
+    (SELECT p.proposal_id FROM proposal p
+     WHERE p.case_id = c.case_id AND p.ended_at IS NULL AND p.proposed_at >= c.opened_at) AS proposal
 FROM case_file c WHERE c.case_id = %(case_id)s;
 
 -- name: hold_case: nothing joins the case until the transaction ends
@@ -71,10 +78,16 @@ SELECT 1 FROM case_file WHERE case_id = %(case_id)s FOR SHARE;
 SELECT clock_timestamp(), coalesce(max(dead_letter_id), 0) FROM dead_letter WHERE case_id = %(case_id)s;
 
 -- name: shown: the form is about to be written
-UPDATE case_question SET shown_at = clock_timestamp(), shown = %(shown)s::jsonb
+UPDATE case_question SET shown_at = clock_timestamp(), shown = %(shown)s::jsonb, given = NULL
 WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL;
+
+-- name: given: the answer to the form that was written last
+UPDATE case_question SET given = %(given)s::jsonb
+WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL AND shown_at IS NOT NULL AND shown ->> 'asked_by' = %(asked_by)s;
 
 -- name: ended: the question is over, once
 UPDATE case_question
-SET ended_at = clock_timestamp(), how = %(how)s, said = left(%(said)s, 4000), answered_by = %(who)s, answer = %(answer)s
+SET ended_at = clock_timestamp(), how = %(how)s, said = left(%(said)s, 4000), answered_by = %(who)s, answer = %(answer)s,
+    -- A new content is with the message now, and nowhere else.
+    given = given #- '{inputs,secret_content}' #- '{inputs,secret_content_base64}'
 WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL;

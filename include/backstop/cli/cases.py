@@ -60,13 +60,14 @@ def show_one(
     from backstop.cases.actions import ACTIONS
     from backstop.cases.look import show
     from backstop.cases.note import notes_of
+    from backstop.cases.propose import proposed
 
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
         case, looks = show(conn, case_id, members)
-        notes = notes_of(conn, case_id)
+        notes, waits = notes_of(conn, case_id), proposed(conn, case_id)
     if as_json:
-        out.document({**_as_document(case), "deliveries": looks, "notes": notes})
+        out.document({**_as_document(case), "deliveries": looks, "notes": notes, "proposed": str(waits) if waits else None})
         return
     out.line(f"Case {case.case_id} ({case.kind}, {case.severity}, {case.state}): {case.summary}", style="bold")
     out.line(
@@ -89,6 +90,8 @@ def show_one(
             ["message", "group", "shard", "last verdict", "reason", "run", "settled"],
             [[m.message_id, m.consumer_group, m.shard, m.verdict, m.reason, m.run_id, m.settled_at] for m in looks],
         )
+    if waits is not None:
+        out.line(f"  proposal {waits.proposal_id}: {waits}", style="yellow")
     for action in case.actions:
         out.line(f"  backstop cases decide {case.case_id} {action} --why ...   {ACTIONS[action]}")
 
@@ -112,10 +115,14 @@ def decide_one(
     ] = None,
     content_text: Annotated[str | None, typer.Option("--content-text", help="For edit: the new content as text.")] = None,
     content_base64: Annotated[str | None, typer.Option("--content-base64", help="For edit: the same in base64.")] = None,
+    proposal: Annotated[
+        int | None, typer.Option("--proposal", min=1, max=LARGEST, help="For approve: the proposal that you looked at.")
+    ] = None,
     as_json: out.Json = False,
 ) -> None:
     """Decide a case. The present state is read again first; a decision that does not fit it is refused."""
     from backstop.cases.decide import decide
+    from backstop.runs.speaker import speaker
 
     settings, known = context.load_settings(), context.connections()
     options: dict[str, Any] = {}
@@ -127,10 +134,12 @@ def decide_one(
         options["letters"] = letter
     if sample is not None:
         options["sample"] = sample
+    if proposal is not None:
+        options["proposal"] = proposal
     if (content := _content(content_file, content_text, content_base64)) is not None:
         options["content"] = content
     with context.control(settings, known) as conn, out.progress(f"case {case_id}: reading the present state"):
-        decided = decide(conn, settings, known, case_id, action, by or out.who(), why, options)
+        decided = decide(conn, settings, known, case_id, action, speaker(conn, by, out.who()), why, options)
     if as_json:
         out.document(decided)
         return
@@ -146,6 +155,25 @@ def decide_one(
         out.line("The case stays open for what was left out.")
 
 
+@app.command("proposed")
+def show_proposed(case_id: CaseId) -> None:
+    """Write the new content that is proposed for a message to stdout, as it is; what else is proposed goes to stderr."""
+    from backstop.cases.propose import proposed
+    from backstop.errors import DecisionRefused
+
+    with context.control(context.load_settings(), context.connections()) as conn:
+        waits = proposed(conn, case_id)
+    if waits is None:
+        raise DecisionRefused(
+            f"Nothing is proposed of case {case_id}.", kept="Nothing was changed.",
+            next_step=f"See: backstop cases show {case_id}",
+        )  # fmt: skip
+    print(out.printable(f"proposal {waits.proposal_id}: {waits}"), file=sys.stderr)
+    if waits.content is not None:
+        sys.stdout.buffer.write(waits.content)
+        sys.stdout.buffer.flush()
+
+
 @app.command("note")
 def note_one(
     case_id: CaseId,
@@ -154,10 +182,11 @@ def note_one(
 ) -> None:
     """Write a note to a case; it is shown with it."""
     from backstop.cases.note import add_note
+    from backstop.runs.speaker import speaker
 
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
-        add_note(conn, case_id, by or out.who(), text)
+        add_note(conn, case_id, speaker(conn, by, out.who()), text)
     out.line(f"Noted with case {case_id}.")
 
 

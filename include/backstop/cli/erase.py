@@ -19,10 +19,11 @@ def erase(
     """Empty stubs, dead letters and edits of messages that are over; ids, hashes, who and why stay. It cannot be undone."""
     from backstop.retention.erase import NOT_REACHED
     from backstop.retention.erase import erase as empty
+    from backstop.runs.speaker import speaker
 
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
-        erased = empty(settings, known, conn, topic, id_, by or out.who(), why)
+        erased = empty(settings, known, conn, topic, id_, speaker(conn, by, out.who()), why)
     if as_json:
         out.document({"erased": erased, "not_reached": NOT_REACHED})
         return

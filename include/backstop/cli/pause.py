@@ -25,6 +25,8 @@ def pause(
     """Stop sending a topic, or everything, between two batches. Verdicts and cases go on."""
     from backstop.errors import ConfigurationError
     from backstop.named_sql import load
+    from backstop.runs.decision_log import append
+    from backstop.runs.speaker import speaker
 
     if not why.strip():
         raise ConfigurationError("A pause needs a reason.", kept="Nothing was paused.", next_step='Say it: --why "..."')
@@ -32,9 +34,11 @@ def pause(
     settings = context.load_settings()
     name = _name(settings.topics, topic, everything)
     with context.control(settings, context.connections()) as conn:
+        who = speaker(conn, by, out.who())
         with conn, conn.cursor() as cursor:
-            cursor.execute(queries["pause"], {"topic": name, "who": by or out.who(), "why": why})
+            cursor.execute(queries["pause"], {"topic": name, "who": who, "why": why})
             changed = cursor.rowcount == 1
+            append(cursor, who, "pause", name, why, {"changed": changed})
         says = "is paused" if changed else "was already paused"
         _show(conn, queries["paused"], as_json, changed, f"{_said(name)} {says}.")
 
@@ -42,14 +46,18 @@ def pause(
 def resume(topic: Topic = None, everything: All = False, as_json: out.Json = False) -> None:
     """Go on sending a topic; --all lifts every pause."""
     from backstop.named_sql import load
+    from backstop.runs.decision_log import append
+    from backstop.runs.speaker import speaker
 
     queries = load("backstop.cli", "queries.sql")
     settings = context.load_settings()
     name = _name(settings.topics, topic, everything)
     with context.control(settings, context.connections()) as conn:
+        who = speaker(conn, None, out.who())
         with conn, conn.cursor() as cursor:
             cursor.execute(queries["resume_all" if name == "*" else "resume"], {"topic": name})
             changed = cursor.rowcount > 0
+            append(cursor, who, "resume", name, "", {"changed": changed})
         says = "goes on" if changed else "was not paused"
         _show(conn, queries["paused"], as_json, changed, f"{_said(name)} {says}.")
 

@@ -40,13 +40,16 @@ def replay(
     What is asked for goes out with the next resend runs, by their ramp and rate; each is judged again before it does.
     """
     from backstop.dead_letters.replay_incident import Wanted, run_incident
+    from backstop.runs.speaker import speaker
 
     if canary + full + dry_run > 1:
         raise _misused("--canary, --full and --dry-run exclude one another.", "Choose one.")
     if approve and stored is None:
         raise _misused("--approve says yes to a plan that was shown, and none is named.", "Plan first, then name it (--plan).")
     mode: Mode = "canary" if canary else "full" if full else "dry_run"
-    settings, known, who = context.load_settings(), context.connections(), by or out.who()
+    settings, known = context.load_settings(), context.connections()
+    with context.control(settings, known) as conn:
+        who = speaker(conn, by, out.who())
     wanted: Wanted | int
     if stored is not None:
         _refuse_choice({

@@ -93,13 +93,15 @@ def resend(
     from backstop.resend.ask_for_ids import Listed
     from backstop.resend.work import Planned, run_duty
     from backstop.runs.scope import name_of
+    from backstop.runs.speaker import speaker
 
     settings, known = context.load_settings(), context.connections()
     _require_topics(settings.topics, topic)
     scope = name_of(topic)
     planned: list[Planned] = []
     listed: list[Listed] = []
-    listing = _listing(topic, ids, id_, by or out.who(), why)
+    with context.control(settings, known) as conn:
+        listing = _listing(topic, ids, id_, speaker(conn, by, out.who()), why)
     with out.progress("resend"):
         counts = run_duty(
             settings, known, scope=scope, dry_run=dry_run, limit=limit, tell=planned.append,

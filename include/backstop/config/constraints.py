@@ -57,6 +57,20 @@ def _references(settings: Settings) -> Iterator[Problem]:
                 f"brokers.{name}.options.send_timeout", written(written_limit),
                 f"<= max_send_duration of its topics ({written(longest)}): a later store would come after it was called lost",
             )
+    if settings.people.second_person and settings.people.deciders is not None and len(settings.people.deciders) < 2:
+        yield Problem(
+            "people.deciders", settings.people.deciders[0].id,
+            "two or more, or people.second_person without what takes two (edit, void, full_replay, raise)",
+        )
+    for place, rule in enumerate(settings.people.rules):
+        if len(rule.deciders) < 2 and set(rule.actions or ("edit", "void", "raise")) & set(settings.people.second_person):
+            yield Problem(
+                f"people.rules.{place}.deciders", rule.deciders[0].id,
+                "two or more for an action that takes two people (people.second_person)",
+            )
+        for topic in rule.topics:
+            if topic not in settings.topics:
+                yield Problem(f"people.rules.{place}.topics", topic, f"some of topics: {', '.join(settings.topics)}")
     for group, owner in settings.groups.items():
         if owner.store not in settings.consumers:
             yield Problem(f"groups.{group}.store", owner.store, f"one of consumers: {', '.join(settings.consumers)}")

@@ -23,6 +23,7 @@ from backstop.config.alerts import NOTIFY, AlertsSettings, ChannelSettings
 from backstop.config.dead_letter_rules import DeadLetterRule
 from backstop.config.durations import Duration, parse
 from backstop.config.foreign import ForeignSettings
+from backstop.config.people import PeopleSettings
 from backstop.config.policy import Policy
 from backstop.errors import ConfigurationError
 
@@ -203,20 +204,6 @@ class RetentionSettings(_Frozen):
     )
     busy_share: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.5, description="the share of its time in which it may keep a database busy; the rest it pauses"
-    )
-
-
-class PeopleSettings(_Frozen):
-    """Who decides cases in Airflow's human-in-the-loop view, and how many are asked about at once."""
-
-    deciders: tuple[Name, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description="ids of the Airflow users who may decide; null: whoever Airflow lets answer (its own auth manager: role op)",
-    )
-    questions: Annotated[int, Field(ge=0, le=200, strict=True)] = Field(
-        default=10,
-        description="cases asked about at once, the most severe first; critical ones twice as many; 0: only by command line",
     )
 
 

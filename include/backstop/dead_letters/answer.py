@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from backstop.cases.close import close_settled, settle
-from backstop.cases.intend import Decided, Intent, reach, record, refused, require_mine
+from backstop.cases.intend import Decided, Intent, append_decision, reach, record, refused, require_mine
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters.apply import granted_requests, is_granted, leave_cases, lock, policy_of
@@ -215,7 +215,7 @@ def _leave(conn: Any, intent: Intent, letters: Sequence[Letter], late: list[str]
         ])  # fmt: skip
         counts = Counts(left=len(held), left_out=len(late)) if late else Counts(left=len(held))
         record(cur, intent, counts, late, whole=not rest and len(held) == len(letters))
-    return Decided(intent["case_id"], "leave", counts, tuple(late))
+        return append_decision(cur, Decided(intent["case_id"], "leave", counts, tuple(late)), intent)
 
 
 def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: Counts, rest: bool) -> Decided:
@@ -267,7 +267,7 @@ def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: 
         record(cur, intent, counts, plan.left_out, whole=not (plan.left_out or rest))
         refresh_case(cur, case_id)
         close_settled(cur)
-    return Decided(case_id, intent["action"], counts, tuple(plan.left_out))
+        return append_decision(cur, Decided(case_id, intent["action"], counts, tuple(plan.left_out)), intent)
 
 
 def _discarded(letter: Letter, proof: Mapping[str, Any], by: str, case_id: int) -> dict[str, Any]:

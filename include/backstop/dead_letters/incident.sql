@@ -1,8 +1,8 @@
 -- Named queries on the control database: replays by hand.
 
 -- name: begin: a plan that is being made
-INSERT INTO incident (run_id, wanted, planned_by, why)
-VALUES (%(run_id)s, %(wanted)s::jsonb, %(who)s, %(why)s);
+INSERT INTO incident (run_id, wanted, planned_by, why, planned_in)
+VALUES (%(run_id)s, %(wanted)s::jsonb, %(who)s, %(why)s, %(planned_in)s);
 
 -- name: unknown_causes: which of these causes there are not
 SELECT w.cause_id FROM unnest(%(causes)s::bigint[]) WITH ORDINALITY AS w (cause_id, place)
@@ -83,6 +83,24 @@ SELECT left_out, count(*) FROM incident_delivery WHERE run_id = %(run_id)s AND l
 
 -- name: read_examples: the first messages of a plan
 SELECT message_id FROM incident_delivery WHERE run_id = %(run_id)s ORDER BY place LIMIT %(limit)s;
+
+-- name: planned_in: the newest plan of a run in Airflow, and how many whole ones it made
+SELECT max(run_id), count(*) FILTER (WHERE whole) FROM incident WHERE planned_in = %(planned_in)s;
+
+-- name: digest: what a plan would send, in one short text
+SELECT left(encode(sha256(convert_to(coalesce(string_agg(jsonb_build_array(
+    i.place, i.shard, i.topic, i.message_id, i.consumer_group, i.send_number, i.route, i.letters)::text, ',' ORDER BY i.place), ''),
+    'UTF8')), 'hex'), 12)
+FROM incident_delivery i WHERE i.run_id = %(run_id)s;
+
+-- name: shown: what somebody is asked to say yes to
+UPDATE incident SET shown = %(shown)s::jsonb, given = NULL WHERE run_id = %(run_id)s;
+
+-- name: given: their answer
+UPDATE incident SET given = %(given)s::jsonb WHERE run_id = %(run_id)s AND shown IS NOT NULL;
+
+-- name: read_given: the answer to what was shown
+SELECT given FROM incident WHERE run_id = %(run_id)s AND shown IS NOT NULL;
 
 -- name: approve: who said yes; a yes to all of it comes after one to its canary, and is what is kept
 UPDATE incident SET approved_by = %(who)s, approved_at = clock_timestamp()

@@ -53,6 +53,8 @@ class Wanted:
     limit: int | None = None
     rate: float | None = None
     """Messages a second, below the topic's own limit."""
+    planned_in: str | None = None
+    """The run in Airflow; null: by command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def plan(settings: Settings, connections: Connections, control: Any, run: Run, w
         hold(cur, run)
         _check_causes(cur, wanted.causes)
         cur.execute(_SQL["begin"], {
-            "run_id": run.run_id, "who": wanted.who, "why": wanted.why,
+            "run_id": run.run_id, "who": wanted.who, "why": wanted.why, "planned_in": wanted.planned_in,
             "wanted": json.dumps({**asdict(wanted), "start": wanted.start and wanted.start.isoformat(),
                                   "end": wanted.end and wanted.end.isoformat()}),
         })  # fmt: skip

@@ -25,8 +25,10 @@ from backstop.named_sql import load
 from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask, by_incident, ramped_topics
 from backstop.runs.control import connect
+from backstop.runs.decision_log import append
 from backstop.runs.run import DEAD_AFTER, Run, close_run, hold, keep_alive, open_run
 from backstop.runs.scope import name_of
+from backstop.runs.speaker import people_for, require_may
 
 __all__ = ["DUTY", "Mode", "Plan", "Wanted", "execute", "plan", "read_plan", "run_incident"]
 
@@ -64,6 +66,13 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
         )
     if not who.strip():
         raise _refused("A replay by hand needs a name.", "Say who asks (--by).")
+    require_may(control, settings, who, "replay", found.topic)
+    people = people_for(control, settings)
+    if mode == "full" and "full_replay" in people.second_person and (not approved or people.is_same(who, found.planned_by)):
+        raise _refused(
+            f"Plan {incident_id} is {found.planned_by}'s: all of it goes out when somebody else says yes (people.second_person).",
+            f"Let them say it: backstop replay --plan {incident_id} --full --approve, or the form in Airflow.",
+        )
     until = max(1, settings.policy_for(found.topic).canary) if mode == "canary" else None
     if approved:
         with control, control.cursor() as cur:
@@ -81,6 +90,9 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
     with control, control.cursor() as cur:
         hold(cur, run)
         close_settled(cur)
+        if counts:
+            told = {**counts, "approved": approved}
+            append(cur, who, f"replay ({mode})", f"plan {incident_id} of {found.topic}", found.why, told)
     return counts
 
 

@@ -48,7 +48,7 @@ def of_dead_letters(stage: Stage, case_id: int) -> Answer | None:
         case ["field_missing"]:
             _, message_id, _, content = letters[0]
             body = with_country(bytes(content).decode(), "DE")
-            return Answer("edit", "the customer told us the country", {"ids": message_id, "content": body})
+            return Answer("edit", "the customer told us the country", {"ids": message_id, "secret_content": body})
         case ["rule_refused"]:
             return of_a_mended_rule(stage, case_id)
         case ["message_expired"]:

@@ -41,7 +41,7 @@ WHERE s.run_id = %(run_id)s
 ON CONFLICT DO NOTHING;
 
 -- name: blast: for each topic and group with eligible deliveries, what the blast radius is measured by
--- A delivery whose next number somebody already asked for is decided; only reconcile's own requests count as its past.
+-- A delivery whose next number somebody already asked for is decided; only reconcile's own requests count as its past, and lists of ids.
 -- Of runs beside one another only the first one's confirmed deliveries count: the others may have seen the same ones.
 WITH mine AS (
     SELECT s.topic, s.consumer_group, count(*) FILTER (WHERE q.request_id IS NULL) AS eligible
@@ -56,7 +56,7 @@ WITH mine AS (
 SELECT m.topic, m.consumer_group, m.eligible,
     (SELECT count(*) FROM resend_request q
      WHERE q.topic = m.topic AND (q.groups IS NULL OR m.consumer_group = ANY (q.groups))
-         AND q.requested_by = 'reconcile' AND q.state NOT IN ('not_needed', 'superseded')
+         AND (q.requested_by = 'reconcile' OR starts_with(q.requested_by, 'person ')) AND q.state NOT IN ('not_needed', 'superseded')
          AND q.created_at >= %(as_of)s - make_interval(secs => windows.seconds)) AS asked_before,
     (SELECT coalesce(sum(c.newly), 0) FROM verdict_count c JOIN run r USING (run_id)
      WHERE c.topic = m.topic AND c.consumer_group = m.consumer_group

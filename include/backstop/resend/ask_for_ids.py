@@ -2,7 +2,8 @@
 
     ids | judged by key -> open already, asked for now, or said why not | the run looks at these messages and nothing else
 
-Budget, send number, canary and rate hold as for everybody: a person's request overrules order and dead letters, no more.
+Budget, send number, blast radius, canary and rate hold as for everybody: a person's request overrules order and dead letters,
+no more.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError, Unavailable
+from backstop.errors import ConfigurationError, DecisionRefused, Unavailable
 from backstop.named_sql import load
 from backstop.records import Key
 from backstop.resend.policy import Postpone, Send, decide, waits_for_evidence
 from backstop.resend.request import Ask, ask, duplicates_of, ramped_topics, route_for, sends_to_one_group
+from backstop.runs.decision_log import append
 from backstop.runs.run import Run, hold
+from backstop.runs.speaker import require_may
+from backstop.verdicts.blast_radius import Radius, too_wide
 from backstop.verdicts.judge import Judge, Judgement
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.resend", "queries.sql")
 _BATCH = 1_000
+_TOLD = 1_000
+"""So many ids of a list are in the log of decisions."""
 PERSON = "person "
 """Begins `requested_by` of what a person asked for by a list."""
 
@@ -51,12 +57,15 @@ def read_ids(text: str) -> tuple[str, ...]:
 
 
 def ask_for_ids(
-    settings: Settings, connections: Connections, control: Any, run: Run, topic: str, ids: Sequence[str], who: str, why: str
-) -> list[Listed]:
+    settings: Settings, connections: Connections, control: Any, run: Run, topic: str, ids: Sequence[str], who: str, why: str,
+    *, listed_in: str | None = None,
+) -> list[Listed]:  # fmt: skip
     """Asks, limits the run, one commit; in a dry run it writes only the limit. One answer for each id, in their order.
 
-    Raises ConfigurationError when the topic is not in mode repair or who or why are empty, Unavailable when something did
-    not answer (then nothing was asked), RunLost.
+    `listed_in`: the run in Airflow that gives the list; it is taken once, so that nobody asks again in another's name by clearing
+    their run. Raises ConfigurationError when the topic is not in mode repair or who or why are empty, DecisionRefused when the
+    list was taken before or is more than the blast radius allows, Unavailable when something did not answer (then nothing was
+    asked), RunLost.
     """
     if settings.topics[topic].mode != "repair":
         raise ConfigurationError(
@@ -68,8 +77,11 @@ def ask_for_ids(
             "Sending a list of ids needs a name and a reason.", kept="Nothing was asked for.",
             next_step="Say who asks (--by) and why (--why).",
         )  # fmt: skip
+    require_may(control, settings, who, "resend", topic)
     with control, control.cursor() as cursor:
         hold(cursor, run)
+        if not run.dry_run:
+            _take_once(cursor, run, listed_in)
         cursor.execute(_SQL["open_requests"], {"topic": topic, "ids": list(ids)})
         open_already = {message_id for (message_id,) in cursor.fetchall()}
     with Judge(settings, connections, control) as judge:
@@ -77,9 +89,45 @@ def ask_for_ids(
     with control, control.cursor() as cursor:
         hold(cursor, run)
         if not run.dry_run:
-            ask(cursor, [one.asks for one in listed if one.asks is not None], None, ramped_topics(settings))
+            asks = [one.asks for one in listed if one.asks is not None]
+            _stay_within_radius(cursor, settings, run, topic, asks)
+            ask(cursor, asks, None, ramped_topics(settings))
         cursor.execute(_SQL["limit_run"], {"run_id": run.run_id, "ids": list(ids)})
+        if not run.dry_run:
+            asked = [one.message_id for one in listed if one.asks is not None]
+            details = {"asked": len(asked), "ids": asked[:_TOLD], "run": run.run_id, "listed_in": listed_in}
+            append(cursor, who, "resend", f"{len(ids)} ids of {topic}", why, details)
     return listed
+
+
+def _take_once(cursor: Any, run: Run, listed_in: str | None) -> None:
+    """Also when nothing comes of it: whoever clears the run later is not who triggered it."""
+    if listed_in is None:
+        return
+    cursor.execute(_SQL["listed_before"], {"listed_in": listed_in})
+    if before := cursor.fetchone():
+        raise DecisionRefused(
+            f"The list of the run {listed_in} was taken before, by run {before[0]}.", kept="Nothing was asked for.",
+            next_step="Trigger another run: it asks in the name of who triggers it.",
+        )  # fmt: skip
+    cursor.execute(_SQL["take_list"], {"run_id": run.run_id, "listed_in": listed_in})
+
+
+def _stay_within_radius(cursor: Any, settings: Settings, run: Run, topic: str, asks: Sequence[Ask]) -> None:
+    """Raises DecisionRefused for a list that, with what was asked for of late, looks like a mass loss."""
+    for group in settings.groups_of(topic):
+        policy = settings.policy_for(topic, group)
+        number = sum(one.groups is None or group in one.groups for one in asks)
+        cursor.execute(_SQL["radius"], {
+            "topic": topic, "group": group, "as_of": run.as_of, "seconds": policy.blast_window.total_seconds(), "person": PERSON,
+        })  # fmt: skip
+        before, confirmed = cursor.fetchone()
+        if number and too_wide(Radius(number + int(before), int(confirmed)), policy.blast_share, policy.blast_floor):
+            raise DecisionRefused(
+                f"{number} deliveries to {group} are more than the blast radius of {topic} allows without a second look.",
+                kept="Nothing was asked for.",
+                next_step="Plan them, and let somebody say yes to the plan: the DAG replay_incident, or backstop replay.",
+            )
 
 
 def _look(

@@ -108,6 +108,22 @@ SELECT only_ids FROM run WHERE run_id = %(run_id)s;
 -- name: limit_run: the run looks at these messages and nothing else
 UPDATE run SET only_ids = %(ids)s WHERE run_id = %(run_id)s;
 
+-- name: take_list: this run takes the list of a run in Airflow
+UPDATE run SET listed_in = %(listed_in)s WHERE run_id = %(run_id)s;
+
+-- name: listed_before: the run that took this list already
+SELECT run_id FROM run WHERE listed_in = %(listed_in)s;
+
+-- name: radius: how much of a topic lists and reconcile asked for, for a group, in the window, and how much was done for it
+SELECT
+    (SELECT count(*) FROM resend_request q
+     WHERE q.topic = %(topic)s AND (q.groups IS NULL OR %(group)s = ANY (q.groups))
+         AND (q.requested_by = 'reconcile' OR starts_with(q.requested_by, %(person)s) OR q.requested_by ~ ' \(incident \d+\)$')
+         AND q.state NOT IN ('not_needed', 'superseded')
+         AND q.created_at >= %(as_of)s - make_interval(secs => %(seconds)s)),
+    (SELECT coalesce(sum(c.newly), 0) FROM verdict_count c JOIN run r USING (run_id)
+     WHERE c.topic = %(topic)s AND c.consumer_group = %(group)s AND r.as_of >= %(as_of)s - make_interval(secs => %(seconds)s));
+
 -- name: open_requests: which messages somebody has asked for and nobody has sent
 SELECT r.message_id FROM resend_request r
 WHERE r.topic = %(topic)s AND r.message_id = ANY (%(ids)s::text[]) AND r.state IN ('open', 'claimed');

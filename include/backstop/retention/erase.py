@@ -19,6 +19,7 @@ from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, DecisionRefused
 from backstop.named_sql import load
 from backstop.records import Counts, Key, StubStatus
+from backstop.runs.decision_log import append
 from backstop.stores.open import open_stub_purge
 from backstop.stores.purge import StubPurge
 
@@ -29,7 +30,7 @@ NOT_REACHED = (
     "what programs wrote in their own words: last_error of consumer logs, errors of attempts, requests and cases",
     "templates of causes and the evidence of cases, which are cut from the texts of many letters",
     "the message's id and, in its stub, its ordering key, tag and the fingerprint of its content",
-    "Airflow's database: a content that was typed into a form to edit a message (the form's answer, and the XCom of `ask`)",
+    "Airflow's database: a content that was typed into a form to edit a message, until the task that asked received it",
     "exports, backups, alerts that were sent, and the consumers' own tables",
 )
 """Said with every erasure."""
@@ -80,10 +81,11 @@ def _erase(control: Any, shards: dict[str, StubPurge], key: Key, who: str, why: 
         if not places[f"shard {name}"] and shard.standing(key) is not None:
             raise _refused(key, "it is not over any more")
     with control, control.cursor() as cursor:
-        for place in ("dead_letter", "dead_letter_aside", "message_version"):
+        for place in ("dead_letter", "dead_letter_aside", "message_version", "proposal", "case_question"):
             cursor.execute(_SQL[place], where)
             places[place] = cursor.rowcount
         cursor.execute(_SQL["done"], {**where, "erased": json.dumps(places)})
+        append(cursor, who, "erase", f"{key.message_id} of {key.topic}", why, places)
     return Erased(key.topic, key.message_id, dict(places))
 
 

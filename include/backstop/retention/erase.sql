@@ -24,6 +24,19 @@ WHERE d.dead_letter_id = a.dead_letter_id AND d.topic = %(topic)s AND d.message_
 UPDATE message_version v SET content = '', emptied_at = coalesce(v.emptied_at, clock_timestamp())
 WHERE v.topic = %(topic)s AND v.message_id = %(message_id)s;
 
+-- name: proposal: empties a new content that somebody proposed for it
+UPDATE proposal SET content = NULL
+WHERE content IS NOT NULL
+    AND (options -> 'message_ids' @> to_jsonb(%(message_id)s::text) OR NOT options ? 'message_ids' AND EXISTS (
+        SELECT FROM case_member m WHERE m.case_id = proposal.case_id AND m.message_id = %(message_id)s))
+    AND EXISTS (SELECT FROM case_file c WHERE c.case_id = proposal.case_id AND c.topic = %(topic)s);
+
+-- name: case_question: ... or answered, where the answer was not applied yet
+UPDATE case_question q SET given = given #- '{inputs,secret_content}' #- '{inputs,secret_content_base64}'
+WHERE given -> 'inputs' ?| ARRAY['secret_content', 'secret_content_base64']
+    AND EXISTS (SELECT FROM case_file c WHERE c.case_id = q.case_id AND c.topic = %(topic)s)
+    AND (given #>> '{inputs,ids}' IS NULL OR %(message_id)s = ANY (regexp_split_to_array(given #>> '{inputs,ids}', E'\r?\n')));
+
 -- name: done: everything that can be reached is empty; with it also what was asked for before and was cut short
 UPDATE erasure SET done_at = clock_timestamp(), erased = %(erased)s
 WHERE topic = %(topic)s AND message_id = %(message_id)s AND done_at IS NULL;

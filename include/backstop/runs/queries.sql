@@ -78,3 +78,9 @@ UPDATE run SET counts = run.counts || (
     SELECT coalesce(jsonb_object_agg(c.key, coalesce((run.counts ->> c.key)::bigint, 0) + c.value::bigint), '{}')
     FROM jsonb_each_text(%(counts)s::jsonb) AS c)
 WHERE run_id = %(run_id)s;
+
+-- name: version_is_there: null: nothing keeps the schema's revision
+SELECT to_regclass('backstop_control_version');
+
+-- name: version: the schema's revision
+SELECT version_num FROM backstop_control_version;

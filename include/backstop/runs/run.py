@@ -20,8 +20,10 @@ from psycopg2 import errors as pg
 
 from backstop import __version__
 from backstop.config.settings import Settings
-from backstop.errors import RunLost, RunRefused, Unavailable
+from backstop.errors import ConfigurationError, RunLost, RunRefused, Unavailable
 from backstop.named_sql import load
+from backstop.runs.speaker import keep_policy
+from backstop.schema.revisions import head
 
 _SQL = load("backstop.runs", "queries.sql")
 DEAD_AFTER = timedelta(minutes=2)
@@ -56,8 +58,11 @@ def open_run(
 
     Raises RunRefused while another one of exactly this scope lives; one that has been silent for `dead_after` is taken over
     and abandoned. Runs of other scopes go on beside it; those silent for DEAD_AFTER are abandoned, because nobody else may
-    ever ask for their scope again. Notes the groups that came to a topic since the run before.
+    ever ask for their scope again. Notes the groups that came to a topic since the run before. ConfigurationError when the
+    database is of an older revision than this program; on a newer one, which only adds, it goes on.
     """
+    _require_schema(conn)
+    keep_policy(conn, settings)
     token = str(uuid.uuid4())
     where: dict[str, Any] = {
         "duty": duty, "scope": scope, "token": token, "dry_run": dry_run, "no_send": no_send,
@@ -88,6 +93,21 @@ def open_run(
     except pg.LockNotAvailable:
         raise _refused(duty, scope, "a run whose transaction has not ended yet") from None
     return Run(run_id, token, as_of, duty, scope, dry_run, no_send)
+
+
+def _require_schema(conn: Any) -> None:
+    with conn, conn.cursor() as cursor:
+        cursor.execute(_SQL["version_is_there"])
+        if cursor.fetchone()[0] is None:
+            return  # not made by `backstop migrate`: whoever made it otherwise keeps no version
+        cursor.execute(_SQL["version"])
+        found = cursor.fetchone()
+    if found is None or found[0] < head("control"):
+        raise ConfigurationError(
+            f"The control database is at revision {found[0] if found else 'none'}, and this program needs {head('control')}.",
+            kept="No run was opened; nothing was read or changed.",
+            next_step="Run `backstop migrate --role control`, and the grants (schema/control/privileges.sql).",
+        )
 
 
 def find(conn: Any, run_id: int, token: str) -> Run:

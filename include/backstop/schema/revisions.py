@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.resources import files
 
 from backstop.errors import ConfigurationError
@@ -10,6 +11,7 @@ from backstop.errors import ConfigurationError
 ROLES = ("producer", "consumer", "control")
 
 
+@cache
 def head(role: str) -> str:
     """The newest revision of a role's schema."""
     return max(revisions(role))

@@ -15,6 +15,7 @@ CROSS JOIN (VALUES
     ('discard_has_proof'),
     ('causes_count_letters'),
     ('discard_is_honoured'),
+    ('decisions_are_whole'),
     ('requests_end'),
     ('withdrawals_end'),
     ('runs_end'),
@@ -90,6 +91,12 @@ SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'discard_is_honoured';
+
+-- name: decisions_are_whole: no entry of the log of decisions was changed, taken out or put in between
+SELECT f.place, f.subject
+FROM {batch} AS run
+JOIN audit_finding AS f USING (run_id)
+WHERE f.invariant = 'decisions_are_whole';
 
 -- name: requests_end: no request stays claimed for long after its worker's time is over
 SELECT f.place, f.subject

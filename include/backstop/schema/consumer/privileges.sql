@@ -4,7 +4,7 @@ DO $$
 DECLARE
     wanted text;
 BEGIN
-    FOREACH wanted IN ARRAY ARRAY['backstop_consumer', 'backstop_duty'] LOOP
+    FOREACH wanted IN ARRAY ARRAY['backstop_consumer', 'backstop_duty', 'backstop_person'] LOOP
         BEGIN
             IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
@@ -28,3 +28,6 @@ GRANT UPDATE (state, updated_at, lease_expires_at) ON consumer_log TO backstop_d
 -- Retention takes away what is over, and says first up to when.
 GRANT DELETE ON consumer_log TO backstop_duty;
 GRANT INSERT, UPDATE ON consumer_log_floor TO backstop_duty;
+
+-- backstop_person: people who decide by command line only look here.
+GRANT SELECT ON consumer_log, consumer_log_floor, backstop_consumer_version TO backstop_person;

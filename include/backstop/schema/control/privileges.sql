@@ -4,7 +4,7 @@ DO $$
 DECLARE
     wanted text;
 BEGIN
-    FOREACH wanted IN ARRAY ARRAY['backstop_duty', 'backstop_reader'] LOOP
+    FOREACH wanted IN ARRAY ARRAY['backstop_duty', 'backstop_person', 'backstop_reader'] LOOP
         BEGIN
             IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
@@ -28,9 +28,10 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     sweep_count, sweep_look, sweep_sample, sweep_place,
     alert_message, alert_delivery, alert_channel,
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
-    incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since
+    incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since, proposal, people_policy
     TO backstop_duty;
-GRANT SELECT ON backstop_control_version TO backstop_duty;
+GRANT SELECT ON decision_log, decision_checkpoint, backstop_control_version TO backstop_duty;
+GRANT EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) TO backstop_duty;
 -- Staging goes through a temporary table; PUBLIC may make one only where nobody took that away.
 DO $$
 BEGIN
@@ -38,7 +39,8 @@ BEGIN
 END
 $$;
 
--- backstop_reader: pages and people that only look.
+-- backstop_person: people who decide by command line, each with a login of their own: they read, decide cases and dead letters,
+-- plan and replay incidents, pause and note. What they decide is in decision_log with their login.
 GRANT SELECT ON
     run, duty_lease, queue_epoch, progress, progress_history, retry_place, quarantine, anomaly, staged_verdict,
     staged_stub, staged_count, staged_read, verdict, verdict_count, resend_batch, resend_request, case_file,
@@ -48,5 +50,46 @@ GRANT SELECT ON
     alert_message, alert_delivery, alert_channel,
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
     incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since,
-    backstop_control_version
-    TO backstop_reader;
+    proposal, people_policy, decision_log, decision_checkpoint, backstop_control_version
+    TO backstop_person;
+GRANT INSERT, UPDATE ON run, duty_lease, case_file, withdrawal, message_version TO backstop_person;
+GRANT INSERT ON delivery_decision TO backstop_person;
+GRANT INSERT ON alert, case_note, incident, incident_delivery, resend_request, resend_batch, pause, owed_since, proposal TO backstop_person;
+GRANT DELETE ON duty_lease, pause, withdrawal TO backstop_person;
+GRANT UPDATE (shard, groups, reason, requested_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
+    step, given_up_by, created_at, updated_at) ON resend_request TO backstop_person;
+GRANT UPDATE (state, decision, reason, decided_by, left_in_case, barred, decided_at, look_at, case_id, shard, send_number, proof,
+    closed_at) ON dead_letter TO backstop_person;
+-- Who planned, what was shown and what was answered is not theirs to change.
+GRANT UPDATE (whole, left_out, too_wide, approved_by, approved_at, paced_until) ON incident TO backstop_person;
+GRANT UPDATE (letters, seen, asked_at, left_out) ON incident_delivery TO backstop_person;
+GRANT INSERT, UPDATE, DELETE ON case_member TO backstop_person;
+GRANT UPDATE (accepted) ON queue_epoch TO backstop_person;
+-- What was proposed is not theirs to change, but to end.
+GRANT UPDATE (ended_at, ended_by, how, content) ON proposal TO backstop_person;
+GRANT UPDATE (state, pardoned, ended_at) ON resend_batch TO backstop_person;
+GRANT EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) TO backstop_person;
+
+-- backstop_reader: pages and people that only look: at everything but contents, headers, and texts that may quote them.
+DO $$
+DECLARE
+    readable record;
+BEGIN
+    FOR readable IN
+        SELECT t.relname, string_agg(quote_ident(a.attname), ', ') AS columns
+        FROM pg_class t
+        JOIN pg_namespace n ON n.oid = t.relnamespace AND n.nspname = current_schema()
+        JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
+        -- What the duties read; other programs may have tables here, too.
+        WHERE t.relkind = 'r' AND has_table_privilege('backstop_duty', t.oid, 'SELECT')
+            AND (t.relname, a.attname) NOT IN (
+                ('dead_letter', 'content'), ('dead_letter', 'headers'), ('dead_letter', 'properties'), ('dead_letter', 'cause_text'),
+                ('dead_letter', 'error'), ('dead_letter_aside', 'content'), ('message_version', 'content'), ('proposal', 'content'),
+                ('case_question', 'given'), ('incident', 'given'))
+        GROUP BY t.relname
+    LOOP
+        EXECUTE format('REVOKE SELECT ON %I FROM backstop_reader', readable.relname);
+        EXECUTE format('GRANT SELECT (%s) ON %I TO backstop_reader', readable.columns, readable.relname);
+    END LOOP;
+END
+$$;

@@ -4,7 +4,7 @@ DO $$
 DECLARE
     wanted text;
 BEGIN
-    FOREACH wanted IN ARRAY ARRAY['backstop_app', 'backstop_duty'] LOOP
+    FOREACH wanted IN ARRAY ARRAY['backstop_app', 'backstop_duty', 'backstop_person'] LOOP
         BEGIN
             IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
@@ -36,3 +36,10 @@ GRANT INSERT ON send_attempt TO backstop_duty;
 -- Retention takes away what is over (its attempts go with it); an erasure empties one message on request.
 GRANT DELETE ON message_stub TO backstop_duty;
 GRANT UPDATE (content, headers, message_key, erased_hash) ON message_stub TO backstop_duty;
+
+-- backstop_person: people who decide by command line: they withdraw a message, allow more sends, or edit a content, after what an
+-- attempt left was recovered.
+GRANT SELECT ON message_stub, send_attempt, backstop_producer_version TO backstop_person;
+GRANT UPDATE (status, max_sends, next_check_at, content, content_version, attempt_token, attempt_groups, attempt_requested_by,
+    attempted_at, updated_at) ON message_stub TO backstop_person;
+GRANT INSERT ON send_attempt TO backstop_person;

@@ -1,0 +1,31 @@
+-- Named queries on the control database: decisions that wait for a second person.
+
+-- name: proposed: what waits, unless the case was over or came back since
+SELECT p.proposal_id, p.case_id, p.action, p.who, p.why, p.options, p.content
+FROM proposal p JOIN case_file c USING (case_id)
+WHERE p.case_id = %(case_id)s AND p.ended_at IS NULL AND p.proposed_at >= c.opened_at
+    AND (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave');
+
+-- name: end_stale: what nobody answered before the case was over
+UPDATE proposal p SET ended_at = clock_timestamp(), how = 'stale', content = NULL
+FROM case_file c
+WHERE c.case_id = p.case_id AND p.case_id = %(case_id)s AND p.ended_at IS NULL AND p.proposed_at < c.opened_at;
+
+-- name: propose: what one person decides, for another; what joins the case from now on is no part of it
+INSERT INTO proposal (case_id, action, who, why, options, content)
+SELECT c.case_id, %(action)s, %(who)s, %(why)s,
+    jsonb_build_object('shown', jsonb_build_object('at', clock_timestamp(), 'letter',
+        (SELECT coalesce(max(d.dead_letter_id), 0) FROM dead_letter d WHERE d.case_id = c.case_id))) || %(options)s::jsonb, %(content)s
+FROM case_file c
+WHERE c.case_id = %(case_id)s AND (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave')
+ON CONFLICT DO NOTHING;
+
+-- name: begin_to_approve: from here on it cannot be rejected
+UPDATE proposal SET ended_by = %(who)s WHERE proposal_id = %(proposal_id)s AND ended_at IS NULL;
+
+-- name: let_go: the decision was refused: nothing was applied
+UPDATE proposal SET ended_by = NULL WHERE proposal_id = %(proposal_id)s AND ended_at IS NULL;
+
+-- name: reject: it ends unapplied
+UPDATE proposal SET ended_at = clock_timestamp(), ended_by = %(who)s, how = 'rejected', content = NULL
+WHERE proposal_id = %(proposal_id)s AND ended_at IS NULL AND ended_by IS NULL;

@@ -1,0 +1,123 @@
+"""Decisions that take two people: one proposes, another approves, and what was proposed is what is applied.
+
+    propose: kept | approve: the decision, as its proposer made it; then the proposal ends | or reject: it ends
+
+Crash points. The decision's last transaction ends the proposal, too. Before it, approving again goes on where it was cut short,
+and nobody can reject what may have been applied in part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+from backstop.cases.intend import refused
+from backstop.config.people import PeopleSettings
+from backstop.errors import DecisionRefused
+from backstop.named_sql import load
+from backstop.runs.decision_log import append
+
+_SQL = load("backstop.cases", "proposals.sql")
+APPROVE, REJECT = "approve", "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A decision that waits for a second person."""
+
+    proposal_id: int
+    case_id: int
+    action: str
+    who: str
+    why: str
+    options: Mapping[str, Any]
+    content: bytes | None
+
+    def __str__(self) -> str:
+        ids = self.options.get("message_ids") or self.options.get("letters")
+        beside = [f"{name} {value}" for name, value in self.options.items() if name in ("more", "sample")]
+        beside += [f"{len(ids)} named: {', '.join(str(one) for one in ids)}"] if ids else []
+        if self.content is not None:
+            beside.append(f"a new content of {len(self.content)} bytes, SHA-256 {sha256(self.content).hexdigest()}")
+        return f"{self.who} proposes to {self.action}: {self.why}" + "".join(f"; {one}" for one in beside)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The messages or letters that were named; none: every open delivery of the case, as it was when it was proposed."""
+        return tuple(str(one) for one in (*(self.options.get("message_ids") or ()), *(self.options.get("letters") or ())))
+
+
+def needs_second(people: PeopleSettings, action: str, options: Mapping[str, Any]) -> bool:
+    """Whether one person alone may not decide this."""
+    if action == "raise" and int(options.get("more") or 1) <= people.raise_alone:
+        return False
+    return action in people.second_person
+
+
+def proposed(conn: Any, case_id: int) -> Proposal | None:
+    """What waits for a second person; null: nothing, or the case was over since. Ends the connection's transaction."""
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["proposed"], {"case_id": case_id})
+        row = cur.fetchone()
+    if row is None:
+        return None
+    found = Proposal(*row)
+    return found if found.content is None else replace(found, content=bytes(found.content))
+
+
+def propose(conn: Any, case_id: int, action: str, who: str, why: str, options: Mapping[str, Any]) -> None:
+    """Keeps the decision for a second person; commits. DecisionRefused when the case is over or something is proposed already."""
+    content = options.get("content")
+    kept = {name: value for name, value in options.items() if name not in ("content", "once")}
+    values = {"case_id": case_id, "action": action, "who": who, "why": why, "options": json.dumps(kept), "content": content}
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["end_stale"], values)
+        cur.execute(_SQL["propose"], values)
+        if cur.rowcount == 0:
+            raise refused(
+                f"Something else of case {case_id} was proposed or decided a moment ago.", f"See: backstop cases show {case_id}"
+            )
+        append(cur, who, f"propose to {action}", f"case {case_id}", why, kept | _hash_of(content))
+
+
+def _hash_of(content: bytes | None) -> dict[str, str]:
+    return {} if content is None else {"content_sha256": sha256(content).hexdigest()}
+
+
+@contextmanager
+def approving(conn: Any, people: PeopleSettings, proposal: Proposal, who: str) -> Iterator[None]:
+    """Nobody rejects it meanwhile; a decision that is refused lets go of it. Commits.
+
+    DecisionRefused when the one who approves is the one who proposed, or it has ended. The decision ends it, in its last
+    transaction.
+    """
+    if people.is_same(who, proposal.who):
+        raise refused(
+            f"{who} proposed this and cannot approve it.", "Let somebody else approve it, or reject it and decide otherwise."
+        )
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["begin_to_approve"], {"proposal_id": proposal.proposal_id, "who": who})
+        if cur.rowcount == 0:
+            raise refused("It was answered a moment ago.", f"See: backstop cases show {proposal.case_id}")
+    try:
+        yield
+    except DecisionRefused:
+        conn.rollback()
+        with conn, conn.cursor() as cur:
+            cur.execute(_SQL["let_go"], {"proposal_id": proposal.proposal_id})
+        raise
+
+
+def reject(conn: Any, proposal: Proposal, who: str, why: str) -> None:
+    """Ends it unapplied; commits. DecisionRefused when it has ended, or is being applied."""
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["reject"], {"proposal_id": proposal.proposal_id, "who": who})
+        if cur.rowcount == 0:
+            raise refused(
+                "It was answered a moment ago, or is being applied.", f"See: backstop cases show {proposal.case_id}"
+            )
+        append(cur, who, f"reject to {proposal.action}", f"case {proposal.case_id}", why, {"proposed_by": proposal.who})

@@ -1,0 +1,85 @@
+"""Who may decide what: people of the whole platform, and rules for single actions and topics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Action = Literal[
+    "leave", "discard", "void", "raise", "resend", "go_on", "give_up", "replay", "replay_sample", "edit", "accept"
+]
+"""What a person may decide; backstop.cases.actions says what each does. A list of ids is a `resend`, an incident a `replay`."""
+_Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
+
+
+class Decider(BaseModel):
+    """One person. Written as plain text it is the id alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: _Name = Field(description="by which Airflow's auth manager knows the user: a number in FAB's, a login in its simple one")
+    name: _Name | None = Field(
+        default=None,
+        description="the login, by which Airflow knows who triggered a run; null: as the id where ids are logins, else unknown",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"id": value} if isinstance(value, str) else value
+
+
+class DeciderRule(BaseModel):
+    """Who alone may decide these actions in these topics."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    actions: tuple[Action, ...] = Field(default=(), description="empty: every action")
+    topics: tuple[_Name, ...] = Field(default=(), description="empty: every topic")
+    deciders: tuple[Decider, ...] = Field(min_length=1, description="ids, or {id, name}")
+
+
+class PeopleSettings(BaseModel):
+    """Who decides cases in Airflow, and how many are asked about at once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    deciders: tuple[Decider, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="the Airflow users who may decide, as ids or {id, name}; null: whoever Airflow lets answer (its simple auth "
+        "manager: role op), and what is triggered by hand needs somebody's yes",
+    )
+    rules: tuple[DeciderRule, ...] = Field(
+        default=(), description="who may decide single actions and topics; the first that fits decides, before `deciders`"
+    )
+    second_person: tuple[Literal["edit", "void", "full_replay", "raise"], ...] = Field(
+        default=("edit", "void", "full_replay", "raise"),
+        description="what one person proposes and another approves; full_replay: all of an incident; raise: beyond raise_alone",
+    )
+    raise_alone: Annotated[int, Field(ge=0, le=100, strict=True)] = Field(
+        default=10, description="so many more sends one person may allow alone"
+    )
+    questions: Annotated[int, Field(ge=0, le=200, strict=True)] = Field(
+        default=10,
+        description="cases asked about at once, the most severe first; critical ones twice as many; 0: only by command line",
+    )
+
+    def who_may(self, action: str, topic: str) -> tuple[Decider, ...] | None:
+        """Those who alone may decide this; null: nobody was named."""
+        for rule in self.rules:
+            if (not rule.actions or action in rule.actions) and (not rule.topics or topic in rule.topics):
+                return rule.deciders
+        return self.deciders
+
+    def is_same(self, one: str, other: str) -> bool:
+        """Whether two names are one person's: alike, or the id and the name of one decider."""
+        return self._known_as(one) == self._known_as(other)
+
+    def _known_as(self, name: str) -> str:
+        name = name.strip().casefold()
+        for decider in (*(self.deciders or ()), *(one for rule in self.rules for one in rule.deciders)):
+            if name in (decider.id.casefold(), (decider.name or decider.id).casefold()):
+                return decider.id.casefold()
+        return name

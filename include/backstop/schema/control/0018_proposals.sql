@@ -1,0 +1,57 @@
+-- Decisions that take two people: what one proposed is what the other approves.
+CREATE TABLE proposal (
+    proposal_id bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    case_id     bigint      NOT NULL REFERENCES case_file ON DELETE CASCADE,
+    action      text        NOT NULL,
+    who         text        NOT NULL CHECK (btrim(who) <> ''),
+    why         text        NOT NULL,
+    options     jsonb       NOT NULL DEFAULT '{}',
+    content     bytea,
+    proposed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at    timestamptz,
+    ended_by    text,
+    how         text        CHECK (how IN ('approved', 'rejected', 'stale')),
+    CHECK ((ended_at IS NULL) = (how IS NULL)),
+    CHECK (ended_at IS NULL OR content IS NULL)
+);
+-- One at a time; the content is with the message when it has ended, or nowhere.
+CREATE UNIQUE INDEX proposal_open ON proposal (case_id) WHERE ended_at IS NULL;
+COMMENT ON COLUMN proposal.options IS 'what was said beside the action, but for the content';
+COMMENT ON COLUMN proposal.ended_by IS 'while it has not ended: who is applying it, and it cannot be rejected';
+COMMENT ON COLUMN proposal.how IS 'stale: the case was over, or came back, before anybody answered';
+
+-- What a person's own login may decide, wherever its settings come from: as the duties' settings say.
+CREATE TABLE people_policy (
+    one        boolean     PRIMARY KEY DEFAULT true CHECK (one),
+    policy     jsonb       NOT NULL,
+    written_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- A person's own login writes its own name, beside that of whose proposal it approves.
+CREATE FUNCTION speak_for_yourself() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    said text := to_jsonb(NEW) ->> TG_ARGV[0];
+BEGIN
+    IF said IS NOT NULL AND said <> session_user AND right(said, length(session_user) + 14) <> ', approved by ' || session_user
+        AND (TG_OP = 'INSERT' OR said IS DISTINCT FROM to_jsonb(OLD) ->> TG_ARGV[0]) AND speaks_as_person() THEN
+        RAISE insufficient_privilege USING MESSAGE = 'the login ' || session_user || ' writes in its own name alone';
+    END IF;
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON proposal
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('who');
+CREATE TRIGGER ends_for_itself BEFORE UPDATE ON proposal
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('ended_by');
+CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON incident
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('planned_by');
+CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON delivery_decision
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('decided_by');
+CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON withdrawal
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('decided_by');
+CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON message_version
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('written_by');
+CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON case_note
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('written_by');
+CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON pause
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('paused_by');

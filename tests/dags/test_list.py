@@ -1,0 +1,28 @@
+"""A list of ids that somebody gives the DAG `resend`: who triggered the run is who asks, and not everybody may."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from backstop.config.people import PeopleSettings
+from backstop.errors import DecisionRefused
+from backstop_list import resend_listed
+
+
+@pytest.mark.parametrize(
+    ("people", "login"),
+    [
+        ("{}", "uwe"), ("{}", None), ("{}", ""), ("{deciders: [otto]}", "olga"),
+        ("{rules: [{actions: [resend], deciders: [otto]}]}", "olga"),
+    ],
+)  # fmt: skip
+def test_who_may_not_decide_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, people: str, login: str | None) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
+    room: Any = SimpleNamespace(settings=SimpleNamespace(people=PeopleSettings.model_validate(yaml.safe_load(people))))
+    run: Any = SimpleNamespace(dry_run=False)
+    with pytest.raises(DecisionRefused, match="may not send a list"):
+        resend_listed("orders", "m-1", login, "lost", "manual__1")(room, run)

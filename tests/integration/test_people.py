@@ -1,0 +1,252 @@
+"""People with a login of their own: what they decide is theirs, whatever they say, and what they wrote they cannot rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg2
+import pytest
+from psycopg2 import errors
+
+from backstop.cases.decide import decide
+from backstop.cases.note import add_note
+from backstop.cases.open import open_case
+from backstop.cli.app import run_app
+from backstop.config.connections import Connections
+from backstop.config.people import PeopleSettings
+from backstop.dead_letters.replay_incident import Wanted, run_incident
+from backstop.errors import DecisionRefused
+from backstop.named_sql import load
+from backstop.runs.control import connect
+from backstop.runs.speaker import keep_policy, person
+from backstop.schema.migrate import grant
+from control_world import ROLES, World, servers, world  # noqa: F401
+from triage_world import dead
+
+LOG = "SELECT login, who, action, subject, why FROM decision_log ORDER BY entry"
+
+
+@pytest.fixture
+def ann(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A connection of a person's own login; everything that reads connections is given hers."""
+    for database, role in ROLES.items():
+        grant(world.postgres.admin_dsn(database), role)
+    password = world.postgres.create_role("ann")
+    world.run("control", "GRANT backstop_person TO ann")
+    world.control("TRUNCATE decision_log, decision_checkpoint, people_policy")
+    for database in ROLES:
+        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.dsn("ann", password, database))
+    connection = connect(world.settings, Connections())
+    yield connection
+    connection.close()
+
+
+def found(world: World, kind: str, *message_ids: str) -> int:
+    with world.conn, world.conn.cursor() as cur:
+        return open_case(
+            cur, kind=kind, topic="orders", group="billing", subject="", severity="warning", summary="s", evidence={},
+            members=[("shop_a", "orders", one, "billing") for one in message_ids], run_id=None,
+        )  # fmt: skip
+
+
+def decided(world: World, ann: Any, case_id: int, action: str, who: str = "ann", **options: Any) -> Any:
+    return decide(ann, world.settings, Connections(), case_id, action, who, "because", options)
+
+
+@pytest.mark.parametrize(("kind", "action"), [
+    ("unknown", "discard"), ("unknown", "void"), ("exhausted", "raise"), ("overdue", "resend"), ("unknown", "leave"),
+])  # fmt: skip
+def test_a_person_decides_a_case_with_a_login_that_can_do_no_more(world: World, ann: Any, kind: str, action: str) -> None:
+    if kind == "exhausted":
+        world.stub("a", sends=4, status="exhausted")
+    else:
+        world.stub("a")
+    case_id = found(world, kind, "a")
+    assert not decided(world, ann, case_id, action).left_out
+    told = world.control(LOG)
+    assert told[-1] == ("ann", "ann", action, f"case {case_id}", "because")
+    assert [entry[2] for entry in told[:-1]] == ([f"begin to {action}"] if action in ("void", "raise") else [])
+    add_note(ann, case_id, "ann", "told the shop")
+
+
+def test_a_person_decides_dead_letters_and_replays_an_incident(world: World, ann: Any) -> None:
+    for name in ("m-1", "m-2", "m-3"):
+        dead(world, name, "poison")
+    wanted = Wanted(topic="orders", who="ann", why="mended", verdicts=("DEAD_LETTERED",))
+    plan, _ = run_incident(world.settings, Connections(), wanted, "dry_run", "ann")
+    assert plan.total == 3
+    with pytest.raises(DecisionRefused, match="cannot decide in the name of olga"):
+        run_incident(world.settings, Connections(), plan.incident_id, "canary", "olga")
+    assert world.control("SELECT * FROM resend_request") == []
+    run_incident(world.settings, Connections(), plan.incident_id, "canary", "ann")
+    assert world.control(LOG)[-1][:4] == ("ann", "ann", "replay (canary)", f"plan {plan.incident_id} of orders")
+
+
+def test_nobody_with_a_login_of_their_own_decides_in_anothers_name(world: World, ann: Any, capfd: Any) -> None:
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    with pytest.raises(DecisionRefused, match="The login ann cannot decide in the name of olga"):
+        decided(world, ann, case_id, "discard", who="olga")
+    decision, note = ["cases", "decide", str(case_id), "discard", "--why", "w"], ["cases", "note", str(case_id), "--text", "x"]
+    for arguments in (decision, note, ["pause", "--all", "--why", "w"]):
+        assert run_app([*arguments, "--by", "olga"]) == 6, arguments
+    for query in ("SELECT 1 FROM delivery_decision", "SELECT 1 FROM pause", "SELECT 1 FROM case_note", LOG):
+        assert world.control(query) == []
+    assert world.control("SELECT state, decision FROM case_file") == [("open", None)]
+    # Without --by the login is the name, whoever the operating system says it is.
+    for arguments in (decision, ["pause", "--all", "--why", "w"], ["resume", "--all"]):
+        assert run_app(arguments) == 0, capfd.readouterr()
+    assert [entry[:3] for entry in world.control(LOG)] == [("ann", "ann", one) for one in ("discard", "pause", "resume")]
+    assert world.control("SELECT decided_by FROM delivery_decision") == [("ann",)]
+
+
+@pytest.mark.parametrize(
+    ("people", "may"),
+    [
+        ({"deciders": ["olga"]}, False), ({"deciders": ["ann"]}, True), ({"deciders": [{"id": "7", "name": "ann"}]}, True),
+        ({"deciders": [{"id": "ann", "name": "bob"}]}, False),
+        ({"deciders": ["ann"], "rules": [{"actions": ["void"], "deciders": ["olga"]}]}, False),
+        ({"deciders": ["ann"], "rules": [{"actions": ["void"], "topics": ["payments"], "deciders": ["olga"]}]}, True),
+        ({"deciders": ["olga"], "rules": [{"actions": ["void"], "topics": ["orders"], "deciders": ["ann"]}]}, True),
+    ],
+)  # fmt: skip
+def test_only_whom_the_policy_names_decides_by_action_and_topic(
+    world: World, ann: Any, people: dict[str, Any], may: bool
+) -> None:
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    # What the duties' settings say counts, and not what a person brings.
+    theirs = PeopleSettings.model_validate({"second_person": [], **people})
+    keep_policy(world.conn, world.settings.model_copy(update={"people": theirs}))
+    world.settings = world.settings.model_copy(update={"people": PeopleSettings(deciders=None, second_person=())})
+    if may:
+        assert decided(world, ann, case_id, "void").counts["voided"] == 1
+    else:
+        with pytest.raises(DecisionRefused, match="ann may not decide to void in orders"):
+            decided(world, ann, case_id, "void")
+        assert world.stub_now("a")["status"] == "pending" and world.control(LOG) == []
+
+
+@pytest.mark.parametrize(
+    ("database", "statement"),
+    [
+        ("control", "UPDATE decision_log SET who = 'olga'"), ("control", "DELETE FROM decision_log"),
+        ("control", "TRUNCATE decision_log"), ("control", "DROP TABLE decision_log"),
+        ("control", "INSERT INTO decision_log SELECT * FROM decision_log"), ("control", "SELECT forget_decisions(now())"),
+        ("control", "INSERT INTO decision_checkpoint (entry, hash) VALUES (9, '')"), ("control", "SET ROLE backstop_duty"),
+        ("control", "SET SESSION AUTHORIZATION postgres"), ("control", "DELETE FROM delivery_decision"),
+        ("control", "DELETE FROM case_file"), ("control", "UPDATE incident SET given = '{}'"),
+        ("control", "UPDATE case_question SET given = '{}'"), ("control", "DELETE FROM resend_request"),
+        ("control", "UPDATE incident SET planned_by = 'olga'"),
+        ("control", "UPDATE case_note SET written_by = 'olga'"), ("control", "DELETE FROM alert"),
+        ("control", "UPDATE progress SET next_offset = 0"), ("control", "DELETE FROM erasure"),
+        ("producer_a", "UPDATE message_stub SET send_count = 0"), ("producer_a", "DELETE FROM message_stub"),
+        ("producer_a", "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('t', 'x', '', now())"),
+        ("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED'"), ("consumer_billing", "DELETE FROM consumer_log"),
+    ],
+)  # fmt: skip
+def test_a_person_rewrites_nothing_and_reaches_nothing_else(world: World, ann: Any, database: str, statement: str) -> None:
+    url = Connections().url(f"backstop_{database}")
+    connection = psycopg2.connect(url)
+    try:
+        with pytest.raises((errors.InsufficientPrivilege, errors.InvalidParameterValue)), connection.cursor() as cursor:
+            cursor.execute(statement)
+    finally:
+        connection.close()
+
+
+def test_the_log_takes_the_login_from_the_session_and_its_clock_and_names_everybody(world: World, ann: Any) -> None:
+    with ann, ann.cursor() as cursor:
+        cursor.execute("SET TIME ZONE 'Asia/Tokyo'")
+        cursor.execute("SELECT append_decision('olga', 'void', 'case 1', 'w', '{\"at\": \"2001-01-01\"}')")
+    told = world.control("SELECT login, who, at > now() - interval '1 minute' FROM decision_log")
+    assert told == [("ann", "ann", True)], "a person's login is the name, whatever it says"
+    for nobody in ("''", "' '", "NULL"):
+        with pytest.raises((errors.CheckViolation, errors.NotNullViolation)):
+            world.control(f"SELECT append_decision({nobody}, 'void', 'case 1', 'w', '{{}}')")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO proposal (case_id, action, who, why) SELECT case_id, 'void', 'olga', 'w' FROM case_file",
+        "INSERT INTO case_note (case_id, written_by, note) SELECT case_id, 'olga', 'n' FROM case_file",
+        "INSERT INTO pause (topic, paused_by, why) VALUES ('orders', 'olga', 'w')",
+        "INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why)"
+        " VALUES ('orders', 'a', 'billing', 'discard', 'olga, approved by bob', 'w')",
+        "INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)"
+        " SELECT 'shop_a', 'orders', 'a', case_id, 'olga', 'w' FROM case_file",
+        "UPDATE delivery_decision SET decided_by = 'olga'", "INSERT INTO people_policy (policy) VALUES ('{}')",
+    ],
+)
+def test_a_row_in_anothers_name_is_refused_also_to_who_writes_it_by_hand(world: World, ann: Any, statement: str) -> None:
+    found(world, "unknown", "a")
+    with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+        cursor.execute(statement)
+    with ann, ann.cursor() as cursor:
+        cursor.execute("INSERT INTO pause (topic, paused_by, why) VALUES ('orders', 'ann', 'w')")
+        cursor.execute("DELETE FROM pause")
+
+
+def test_a_withdrawal_that_one_stub_refuses_is_done_for_the_others_by_a_persons_login_too(world: World, ann: Any) -> None:
+    world.stub("a")
+    world.stub("sent", sends=1, under_way=True)
+    done = decided(world, ann, found(world, "unknown", "a", "sent"), "void")
+    assert done.counts["voided"] == 1 and len(done.left_out) == 1
+    assert [world.stub_now(name)["status"] for name in ("a", "sent")] == ["voided", "pending"]
+
+
+def test_the_owner_of_the_tables_is_no_person_although_it_made_the_role(world: World) -> None:
+    password = world.postgres.create_role("maker")
+    world.run("control", "ALTER ROLE maker CREATEROLE; GRANT CONNECT ON DATABASE control TO maker")
+    world.run("control", "GRANT backstop_person TO maker WITH ADMIN OPTION, INHERIT FALSE, SET FALSE")
+    connection = psycopg2.connect(world.postgres.dsn("maker", password, "control"))
+    try:
+        assert person(connection) is None
+    finally:
+        connection.close()
+
+
+def test_a_table_of_the_same_name_does_not_swallow_what_somebody_decides(world: World, ann: Any) -> None:
+    with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+        cursor.execute("CREATE TEMP TABLE decision_log (x int)")
+    # The duties' login may make one.
+    other = connect(world.settings, Connections(resolver=lambda _: world.postgres.admin_dsn("control")))
+    with other, other.cursor() as cursor:
+        cursor.execute("CREATE TEMP TABLE decision_log (LIKE public.decision_log INCLUDING ALL)")
+        cursor.execute("CREATE TEMP TABLE decision_checkpoint AS SELECT 99::bigint AS entry, 'x'::text AS hash")
+        cursor.execute("SELECT append_decision('ann', 'void', 'case 1', 'w', '{}')")
+    other.close()
+    assert world.control("SELECT entry, previous, who FROM decision_log") == [(1, "", "ann")]
+
+
+BROKEN = "SELECT entry FROM ({}) AS found (entry, topic, message_id, consumer_group) ORDER BY 1"
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        ("SELECT 1", []), ("UPDATE decision_log SET why = 'x' WHERE entry = 2", ["2"]),
+        ("UPDATE decision_log SET at = at + interval '1 s' WHERE entry = 3", ["3"]),
+        ("DELETE FROM decision_log WHERE entry = 2", ["3"]), ("DELETE FROM decision_log WHERE entry = 1", ["2"]),
+        ("UPDATE decision_log SET entry = 9 WHERE entry = 4", ["9"]),
+        ("SELECT forget_decisions((SELECT at + interval '1 us' FROM decision_log WHERE entry = 2))", []),
+        ("SELECT forget_decisions('infinity')", []),
+        ("SELECT forget_decisions((SELECT at + interval '1 us' FROM decision_log WHERE entry = 2));"
+         " DELETE FROM decision_log WHERE entry = 3", ["4"]),
+    ],
+)  # fmt: skip
+def test_the_audit_finds_every_entry_that_was_changed_or_taken_out(
+    world: World, ann: Any, change: str, broken: list[str]
+) -> None:
+    with ann, ann.cursor() as cursor:
+        for place in range(4):
+            cursor.execute("SELECT append_decision('ann', 'void', %s, 'w', '{}')", (f"case {place}",))
+    world.control(change)
+    query = BROKEN.format(load("backstop.audit", "control.sql")["decisions_are_whole"])
+    assert [entry for (entry,) in world.control(query)] == broken
+    # What was forgotten is gone on with.
+    with ann, ann.cursor() as cursor:
+        cursor.execute("SELECT append_decision('ann', 'void', 'case 9', 'w', '{}')")
+    assert [entry for (entry,) in world.control(query)] == broken
