@@ -161,3 +161,19 @@ def test_the_constraints_of_the_image_are_the_lock_without_hashes(tmp_path: Path
     assert len(lines) == len(locked) > 150
     assert not [line for line in lines if "--hash" in line or line.endswith("\\")]
 
+
+
+def test_only_the_scheduler_reaches_every_database_and_pages_only_read() -> None:
+    logins = {
+        name: {key.removeprefix("AIRFLOW_CONN_BACKSTOP_").lower(): str(value).partition("//")[2].partition(":")[0]
+               for key, value in (service.get("environment") or {}).items()
+               if key.startswith("AIRFLOW_CONN_BACKSTOP_") and str(value).startswith("postgresql:")}
+        for name, service in SERVICES.items()
+    }  # fmt: skip
+    everywhere = {"control", "producer_a", "producer_b", "consumer_billing", "consumer_shipping"}
+    assert {name: login for name, login in logins.items() if login} == {
+        "initialise": dict.fromkeys(everywhere, "backstop_owner"), "airflow-scheduler": dict.fromkeys(everywhere, "duty"),
+        # It tells of failed runs.
+        "airflow-dag-processor": {"control": "duty"},
+        "airflow-api-server": {"control": "reader"}, "airflow-triggerer": {"control": "reader"},
+    }  # fmt: skip
