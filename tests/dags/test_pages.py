@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import uuid
 from collections.abc import Iterator
@@ -16,11 +17,10 @@ from fastapi.testclient import TestClient
 import backstop_access
 import backstop_pages
 from backstop.local.postgres import Postgres
-from backstop.schema.revisions import whole
+from backstop.schema.migrate import grant, migrate
 from backstop_links import DataDocsLink, RunLink
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTROL = whole("control")
 NASTY = "<script>alert('o')</script>"
 
 
@@ -29,9 +29,9 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Postgres(tmp_path_factory.mktemp("pg")) as server:
         server.create_database("control")
         url = server.admin_dsn("control")
+        migrate(url, "control")
         connection = psycopg2.connect(url)
         with connection, connection.cursor() as cursor:
-            cursor.execute(CONTROL)
             cursor.execute(
                 "INSERT INTO run (duty, token, policy_version, code_version, counts)"
                 " VALUES ('reconcile', %s, 'p', 'c', '{\"lost\": 1}')",
@@ -53,13 +53,22 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 " '1/verdicts/index.html')"
             )
         connection.close()
+        # Pages have a login that only reads, and no content.
+        grant(url, "control")
+        password = server.create_role("pages")
+        granting = psycopg2.connect(url)
+        with granting, granting.cursor() as cursor:
+            cursor.execute("GRANT backstop_reader TO pages")
+        granting.close()
+        os.environ["PAGES_URL"] = server.dsn("pages", password, "control")
         yield url
+        del os.environ["PAGES_URL"]
 
 
 @pytest.fixture
 def environment(control: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BACKSTOP_CONFIG", str(ROOT / "backstop.yaml"))
-    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", control)
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", os.environ["PAGES_URL"])
     docs = tmp_path / "docs"
     (docs / "1" / "verdicts").mkdir(parents=True)
     (docs / "1" / "verdicts" / "index.html").write_text("the report")

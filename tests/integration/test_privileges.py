@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -14,7 +15,9 @@ import pytest
 from psycopg2 import errors
 
 from backstop.brokers.protocol import Finding
+from backstop.config.load import load as load_settings
 from backstop.errors import StoreUnavailable
+from backstop.health.metrics import render
 from backstop.local.postgres import Postgres
 from backstop.named_sql import load
 from backstop.records import Key, Outcome, Position
@@ -27,6 +30,7 @@ from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import Claim, Scope, Settlement, StubOutcome
 from backstop.stores.purge import FIRST_LOG, FIRST_STUB
 
+PROJECT = Path(__file__).resolve().parents[2]
 KEY = Key("orders", "m-1")
 TOKEN = "11111111-2222-3333-4444-555555555555"
 
@@ -223,6 +227,15 @@ CONTENTS = (
     ("message_version", "content"), ("proposal", "content"), ("case_question", "given"), ("incident", "given"),
 )  # fmt: skip
 """What pages do not show."""
+def test_metrics_are_served_with_the_pages_login(server: Postgres, logins: dict[str, str]) -> None:
+    connection = psycopg2.connect(as_(server, logins, "backstop_reader", "control"))
+    try:
+        text, _ = render(connection, load_settings(PROJECT / "backstop.yaml"), "", {})
+    finally:
+        connection.close()
+    assert "backstop_" in text if isinstance(text, str) else b"backstop_" in text
+
+
 UNWRITTEN = ("backstop_control_version", "decision_log", "decision_checkpoint")
 """What nobody but the owner of the tables writes; decisions are appended by a function that runs as the owner."""
 
