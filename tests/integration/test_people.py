@@ -18,7 +18,9 @@ from backstop.config.people import PeopleSettings
 from backstop.dead_letters.replay_incident import Wanted, run_incident
 from backstop.errors import DecisionRefused
 from backstop.named_sql import load
+from backstop.resend.work import Listing, run_duty
 from backstop.runs.control import connect
+from backstop.runs.scope import name_of
 from backstop.runs.speaker import keep_policy, person
 from backstop.schema.migrate import grant
 from control_world import ROLES, World, servers, world  # noqa: F401
@@ -195,6 +197,19 @@ def test_a_withdrawal_that_one_stub_refuses_is_done_for_the_others_by_a_persons_
     done = decided(world, ann, found(world, "unknown", "a", "sent"), "void")
     assert done.counts["voided"] == 1 and len(done.left_out) == 1
     assert [world.stub_now(name)["status"] for name in ("a", "sent")] == ["voided", "pending"]
+
+
+def test_a_person_asks_for_a_list_and_the_duties_send_it(
+    world: World, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stub("a")
+    listing = Listing("orders", ("a",), "ann", "lost")
+    assert run_duty(world.settings, Connections(), scope=name_of(["orders"]), listing=listing) == {}
+    assert world.control("SELECT requested_by, state FROM resend_request") == [("person ann", "open")]
+    assert world.control("SELECT state FROM run WHERE duty = 'resend'") == [("done",)]
+    for database in ROLES:
+        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.admin_dsn(database))
+    assert run_duty(world.settings, Connections())["sent"] == 1
 
 
 def test_the_owner_of_the_tables_is_no_person_although_it_made_the_role(world: World) -> None:

@@ -38,6 +38,7 @@ from backstop.resend.recover import recover
 from backstop.resend.send_claimed import send_claimed
 from backstop.runs.control import connect
 from backstop.runs.run import DEAD_AFTER, Run, add_counts, close_run, keep_alive, open_run
+from backstop.runs.speaker import person
 from backstop.verdicts.judge import Judge
 
 _SQL = load("backstop.resend", "queries.sql")
@@ -107,7 +108,8 @@ def run_duty(
     listing: Listing | None = None, tell_listed: Callable[[Listed], None] = lambda _: None,
 ) -> Counts:  # fmt: skip
     """The whole duty without an orchestrator: opens the run, works, closes it. `scope`: as `runs.scope` names it.
-    With a `listing` it asks for these ids first, tells what becomes of each, and sends nothing else.
+    With a `listing` it asks for these ids first, tells what becomes of each, and sends nothing else; a person's own login only
+    asks, and the duties' next run sends.
 
     Raises RunRefused while another run of the scope lives, and what `run_once` raises, after the run was
     closed with it.
@@ -122,7 +124,9 @@ def run_duty(
                         settings, connections, control, run, listing.topic, listing.ids, listing.who, listing.why
                     ):
                         tell_listed(listed)
-                counts = run_once(settings, connections, run, limit=limit, tell=tell)
+                # A person's own login asks and does not send: the duties do, with what only they may write.
+                asks_only = listing is not None and not dry_run and person(control) is not None
+                counts = Counts() if asks_only else run_once(settings, connections, run, limit=limit, tell=tell)
         except BaseException as error:
             # What was done is already in the run's counts.
             close_run(
