@@ -1,7 +1,7 @@
 #!/bin/sh
 # Starts the broker's server. The password goes by a file in memory that only the server's user can read: as an argument
 # every process list would show it. Nothing is evicted (a full broker must refuse a message, not forget one): it refuses at three
-# quarters of its container's memory, before the kernel ends it. A reply means that the entry is on disk. The data lies in the
+# quarters of its container's memory, so that a rewrite of its file finds some, too. A reply means that the entry is on disk. The data lies in the
 # working folder, which is /data in the image.
 set -eu
 umask 077

@@ -67,7 +67,7 @@ class AskPersonOperator(BaseOperator):
     def execute_complete(self, context: Any, event: dict[str, Any]) -> None:
         """Keeps the answer that Airflow has recorded for this task. Airflow's API has held the option against the form."""
         from airflow.sdk.exceptions import TaskAwaitingInput
-        from psycopg2 import OperationalError
+        from psycopg2 import InterfaceError, OperationalError
 
         from backstop.errors import Unavailable
 
@@ -78,7 +78,7 @@ class AskPersonOperator(BaseOperator):
         answer = answer_of(event)
         try:
             self.receive(context, answer)
-        except (Unavailable, OperationalError) as error:
+        except (Unavailable, OperationalError, InterfaceError) as error:
             log.warning("backstop: the answer waits in Airflow until the control database is back: %s", error)
             soon = min(self._look_again(), timedelta(minutes=1))
             raise TaskAwaitingInput(method_name="execute_complete", timeout=soon) from None
@@ -271,7 +271,8 @@ def receive_answer(context: Any, answer: Answer) -> None:
     from backstop.cases.questions import receive
 
     with control_room() as room:
-        receive(room.control, context["run_id"], answer, asked_by=str(context["ti"].id) if "ti" in context else "")
+        if not receive(room.control, context["run_id"], answer, asked_by=str(context["ti"].id) if "ti" in context else ""):
+            log.warning("backstop: the form was written anew or its case is over: this answer is none to it")
 
 
 def is_young(dag_run: Any) -> bool:
@@ -310,6 +311,8 @@ def apply_answer(case_id: int, dag_run_id: str) -> dict[str, Any]:
         who, why = str(answer.get("user_name") or ""), str(inputs.get("why", "")).strip()
         how, said = "not_applied", ""
         now, once = present(room.control, case_id), question.name
+        if option == APPROVE and shown.get("proposal") is not None:
+            once = f"proposal {shown['proposal']}"
         topic, waits = show(room.control, case_id, members=0)[0].topic, proposed(room.control, case_id)
         action = waits.action if waits is not None and option in (APPROVE, REJECT) else option
         if not may_decide(room.settings, answer.get("user_id"), action, topic):

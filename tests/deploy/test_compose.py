@@ -177,3 +177,22 @@ def test_only_the_scheduler_reaches_every_database_and_pages_only_read() -> None
         "airflow-dag-processor": {"control": "duty"},
         "airflow-api-server": {"control": "reader"}, "airflow-triggerer": {"control": "reader"},
     }  # fmt: skip
+
+
+def test_nobody_but_the_scheduler_and_who_makes_topics_reaches_the_broker() -> None:
+    holders = {name for name, service in SERVICES.items() if "AIRFLOW_CONN_BACKSTOP_BROKER" in (service.get("environment") or {})}
+    assert holders == {"initialise", "airflow-scheduler"}
+
+
+def test_an_old_env_keeps_its_secrets_and_gets_those_that_are_new(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    script = [sys.executable, str(ROOT / "docker" / "write_env.py"), str(file)]
+    subprocess.run(script, check=True)
+    whole = file.read_text()
+    file.write_text("".join(line for line in whole.splitlines(keepends=True) if "READER" not in line))
+    subprocess.run(script, check=True)
+    assert sorted(line.partition("=")[0] for line in file.read_text().splitlines()) == sorted(
+        line.partition("=")[0] for line in whole.splitlines()
+    )
+    kept = [line for line in whole.splitlines() if "READER" not in line]
+    assert file.read_text().splitlines()[:-1] == kept and file.stat().st_mode & 0o777 == 0o600

@@ -39,6 +39,8 @@ def ann(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     world.control("TRUNCATE decision_log, decision_checkpoint, people_policy")
     for database in ROLES:
         monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.dsn("ann", password, database))
+    # As a duty's run keeps it.
+    keep_policy(world.conn, world.settings)
     connection = connect(world.settings, Connections())
     yield connection
     connection.close()
@@ -179,7 +181,17 @@ def test_the_log_takes_the_login_from_the_session_and_its_clock_and_names_everyb
         " VALUES ('orders', 'a', 'billing', 'discard', 'olga, approved by bob', 'w')",
         "INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)"
         " SELECT 'shop_a', 'orders', 'a', case_id, 'olga', 'w' FROM case_file",
-        "UPDATE delivery_decision SET decided_by = 'olga'", "INSERT INTO people_policy (policy) VALUES ('{}')",
+        "UPDATE delivery_decision SET decided_by = 'olga'",
+        "INSERT INTO proposal (case_id, action, who, why) SELECT case_id, 'void', 'olga, approved by ann', 'w' FROM case_file",
+        "INSERT INTO proposal (case_id, action, who, why, ended_at, ended_by, how)"
+        " SELECT case_id, 'void', 'ann', 'w', now(), 'bob', 'approved' FROM case_file",
+        "INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why)"
+        " VALUES ('orders', 'a', 'billing', 'discard', 'olga, approved by ann', 'w')",
+        "INSERT INTO incident (run_id, wanted, planned_by, why, planned_in) SELECT run_id, '{}', 'ann', 'w', 'r' FROM run",
+        "INSERT INTO incident (run_id, wanted, planned_by, why, shown) SELECT run_id, '{}', 'ann', 'w', '{}' FROM run",
+        "INSERT INTO incident (run_id, wanted, planned_by, why, given) SELECT run_id, '{}', 'ann', 'w', '{}' FROM run",
+        "INSERT INTO incident (run_id, wanted, planned_by, why, whole) SELECT run_id, '{}', 'ann', 'w', true FROM run",
+        "UPDATE run SET listed_in = NULL", "INSERT INTO people_policy (policy) VALUES ('{}')",
     ],
 )
 def test_a_row_in_anothers_name_is_refused_also_to_who_writes_it_by_hand(world: World, ann: Any, statement: str) -> None:
@@ -221,6 +233,47 @@ def test_the_owner_of_the_tables_is_no_person_although_it_made_the_role(world: W
         assert person(connection) is None
     finally:
         connection.close()
+
+
+def test_a_person_edits_and_another_approves_each_with_their_own_login(
+    world: World, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead(world, "m", "poison")
+    with world.conn, world.conn.cursor() as cur:
+        case_id = open_case(
+            cur, kind="dead_letters", topic="orders", group="billing", subject="f", severity="warning", summary="s", evidence={},
+            members=[("shop_a", "orders", "m", "billing")], run_id=None,
+        )  # fmt: skip
+        cur.execute("UPDATE dead_letter SET case_id = %s", (case_id,))
+    keep_policy(world.conn, world.settings.model_copy(update={"people": PeopleSettings()}))
+    assert decided(world, ann, case_id, "edit", message_ids=["m"], content=b"mended").counts == {"proposed": 1}
+    ((number,),) = world.control("SELECT proposal_id FROM proposal")
+    with pytest.raises(DecisionRefused, match="cannot approve it"):
+        decided(world, ann, case_id, "approve", proposal=number)
+    password = world.postgres.create_role("bob")
+    world.run("control", "GRANT backstop_person TO bob")
+    for database in ROLES:
+        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.dsn("bob", password, database))
+    bob = connect(world.settings, Connections())
+    decided(world, bob, case_id, "approve", who="bob", proposal=number)
+    bob.close()
+    assert bytes(world.run("producer_a", "SELECT content FROM message_stub")[0][0]) == b"mended"
+    versions = world.control("SELECT written_by FROM message_version ORDER BY content_version")
+    assert versions == [("the producer",), ("ann, approved by bob",)]
+    assert world.control("SELECT login, who, action FROM decision_log ORDER BY entry DESC LIMIT 1") == [("bob", "bob", "edit")]
+
+
+def test_before_any_duty_ran_a_person_decides_nothing(world: World, ann: Any) -> None:
+    world.control("TRUNCATE people_policy")
+    world.stub("a")
+    with pytest.raises(DecisionRefused, match="no duty has run"):
+        decided(world, ann, found(world, "unknown", "a"), "discard")
+
+
+def test_what_a_newer_program_kept_of_the_policy_is_passed_over(world: World, ann: Any) -> None:
+    world.control("UPDATE people_policy SET policy = policy || '{\"newer\": 1}'")
+    world.stub("a")
+    assert decided(world, ann, found(world, "unknown", "a"), "discard").counts["discarded"] == 1
 
 
 def test_a_table_of_the_same_name_does_not_swallow_what_somebody_decides(world: World, ann: Any) -> None:

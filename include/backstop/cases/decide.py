@@ -20,7 +20,7 @@ from typing import Any
 
 from backstop.cases.actions import OPTIONS, actions_for, is_done, options_for, why_not, why_not_with
 from backstop.cases.close import close_settled, settle
-from backstop.cases.intend import Decided, Intent, append_decision, intended, reach, record, refused, require_mine
+from backstop.cases.intend import Decided, Intent, append_decision, begun, intended, reach, record, refused, require_mine
 from backstop.cases.look import Case, show
 from backstop.cases.propose import APPROVE, REJECT, Proposal, approving, needs_second, propose, proposed, reject
 from backstop.cases.split import open_rest, take_out
@@ -73,6 +73,11 @@ def decide(
     require_may(conn, settings, who, action, case.topic)
     if waits is not None:
         raise refused(f"{waits} waits for a second person.", f"Approve or reject it first: backstop cases show {case_id}")
+    if action == "edit" and (options.get("content") is None or not (options.get("message_ids") or options.get("letters"))):
+        raise refused(
+            "Editing replaces the content of one message.",
+            "Name the message (--message ID) and give the new content (--content-file FILE).",
+        )
     if needs_second(people_for(conn, settings), action, options) and case.actions:
         propose(conn, case_id, action, who, why, options)
         return Decided(case_id, f"propose to {action}", Counts(proposed=1))
@@ -85,6 +90,8 @@ def _answer_proposal(
 ) -> Decided:  # fmt: skip
     """What was proposed, applied as it was proposed, or ended."""
     shown = options.get("proposal", (options.get("shown") or {}).get("proposal"))
+    if action == APPROVE and shown is not None and begun(conn, case.case_id, f"proposal {shown}") and waits is None:
+        return Decided(case.case_id, APPROVE, Counts(), again=True)
     if waits is None or (shown is not None and shown != waits.proposal_id):
         raise refused(
             f"What was proposed of case {case.case_id} is not waiting any more.", f"See: backstop cases show {case.case_id}"

@@ -128,6 +128,10 @@ def append_decision(cur: Any, decided: Decided, intent: Intent) -> Decided:
     """Ends the proposal that it was and puts it into the log of decisions: the last statements of its transaction. Returns it."""
     if intent.get("proposal") is not None:
         cur.execute(_SQL["end_proposal"], intent)
+        if cur.rowcount == 0:
+            raise refused(
+                "What was proposed was answered by somebody else meanwhile.", f"See: backstop cases show {intent['case_id']}"
+            )
     _append(cur, intent, decided.action, {**decided.counts, "left_out": len(decided.left_out)})
     return decided
 

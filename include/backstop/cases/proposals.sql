@@ -23,8 +23,10 @@ ON CONFLICT DO NOTHING;
 -- name: begin_to_approve: from here on it cannot be rejected
 UPDATE proposal SET ended_by = %(who)s WHERE proposal_id = %(proposal_id)s AND ended_at IS NULL;
 
--- name: let_go: the decision was refused: nothing was applied
-UPDATE proposal SET ended_by = NULL WHERE proposal_id = %(proposal_id)s AND ended_at IS NULL;
+-- name: let_go: nothing of it reached a producer, and nobody else is applying it
+UPDATE proposal p SET ended_by = NULL FROM case_file c
+WHERE p.proposal_id = %(proposal_id)s AND p.ended_at IS NULL AND p.ended_by = %(who)s AND c.case_id = p.case_id
+    AND NOT coalesce((c.intention ->> 'reached')::boolean, false);
 
 -- name: reject: it ends unapplied
 UPDATE proposal SET ended_at = clock_timestamp(), ended_by = %(who)s, how = 'rejected', content = NULL

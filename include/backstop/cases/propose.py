@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
+import psycopg2
+
 from backstop.cases.intend import refused
 from backstop.config.people import PeopleSettings
-from backstop.errors import DecisionRefused
 from backstop.named_sql import load
 from backstop.runs.decision_log import append
 
@@ -90,7 +91,7 @@ def _hash_of(content: bytes | None) -> dict[str, str]:
 
 @contextmanager
 def approving(conn: Any, people: PeopleSettings, proposal: Proposal, who: str) -> Iterator[None]:
-    """Nobody rejects it meanwhile; a decision that is refused lets go of it. Commits.
+    """Nobody rejects it meanwhile; what ends in an error before it reached a producer lets go of it. Commits.
 
     DecisionRefused when the one who approves is the one who proposed, or it has ended. The decision ends it, in its last
     transaction.
@@ -105,10 +106,13 @@ def approving(conn: Any, people: PeopleSettings, proposal: Proposal, who: str) -
             raise refused("It was answered a moment ago.", f"See: backstop cases show {proposal.case_id}")
     try:
         yield
-    except DecisionRefused:
-        conn.rollback()
-        with conn, conn.cursor() as cur:
-            cur.execute(_SQL["let_go"], {"proposal_id": proposal.proposal_id})
+    except BaseException as error:
+        try:
+            conn.rollback()
+            with conn, conn.cursor() as cur:
+                cur.execute(_SQL["let_go"], {"proposal_id": proposal.proposal_id, "who": who})
+        except psycopg2.Error as away:
+            error.add_note(f"The proposal can only be approved now: the control database did not answer ({type(away).__name__}).")
         raise
 
 

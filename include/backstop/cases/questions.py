@@ -182,11 +182,12 @@ def show_now(conn: Any, question: Question, asked_by: str = "") -> Present:
     return now
 
 
-def receive(conn: Any, dag_run_id: str, given: Mapping[str, Any], *, asked_by: str = "") -> None:
+def receive(conn: Any, dag_run_id: str, given: Mapping[str, Any], *, asked_by: str = "") -> bool:
     """Keeps the answer to the form that this run has written. It is kept here and nowhere else: what tasks hand to one another
-    in Airflow can be written by whoever may start a run there."""
+    in Airflow can be written by whoever may start a run there. False: it is none to the form that was written last."""
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["given"], {"dag_run_id": dag_run_id, "given": json.dumps(given), "asked_by": asked_by})
+        return bool(cur.rowcount)
 
 
 def last_said(conn: Any, question: Question) -> str | None:

@@ -60,7 +60,7 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
         f"mode repair: {', '.join(repair) or 'none'}",
     )  # fmt: skip
     try:
-        control = context.control(settings, known)
+        control = context.control(settings, known, any_schema=True)
         conn = control.__enter__()
     except BackstopError as error:
         yield Finding("control", False, error.what, error.next_step)

@@ -49,12 +49,15 @@ def hide_secrets(text: str) -> str:
 
 
 @contextmanager
-def control(settings: Settings, known: Connections) -> Iterator[Any]:
-    """A connection to the control database, closed at the end."""
+def control(settings: Settings, known: Connections, *, any_schema: bool = False) -> Iterator[Any]:
+    """A connection to the control database, closed at the end. ConfigurationError where it is older than this program."""
     from backstop.runs.control import connect
+    from backstop.runs.run import require_schema
 
     conn = connect(settings, known)
     try:
+        if not any_schema:
+            require_schema(conn)
         yield conn
     finally:
         conn.close()

@@ -1,8 +1,11 @@
 -- Named queries on the control database: replays by hand.
 
 -- name: begin: a plan that is being made
-INSERT INTO incident (run_id, wanted, planned_by, why, planned_in)
-VALUES (%(run_id)s, %(wanted)s::jsonb, %(who)s, %(why)s, %(planned_in)s);
+INSERT INTO incident (run_id, wanted, planned_by, why)
+VALUES (%(run_id)s, %(wanted)s::jsonb, %(who)s, %(why)s);
+
+-- name: plan_in: which run in Airflow makes it; not for people's own logins
+UPDATE incident SET planned_in = %(planned_in)s WHERE run_id = %(run_id)s;
 
 -- name: unknown_causes: which of these causes there are not
 SELECT w.cause_id FROM unnest(%(causes)s::bigint[]) WITH ORDINALITY AS w (cause_id, place)

@@ -111,10 +111,12 @@ def plan(settings: Settings, connections: Connections, control: Any, run: Run, w
         hold(cur, run)
         _check_causes(cur, wanted.causes)
         cur.execute(_SQL["begin"], {
-            "run_id": run.run_id, "who": wanted.who, "why": wanted.why, "planned_in": wanted.planned_in,
+            "run_id": run.run_id, "who": wanted.who, "why": wanted.why,
             "wanted": json.dumps({**asdict(wanted), "start": wanted.start and wanted.start.isoformat(),
                                   "end": wanted.end and wanted.end.isoformat()}),
         })  # fmt: skip
+        if wanted.planned_in is not None:
+            cur.execute(_SQL["plan_in"], {"run_id": run.run_id, "planned_in": wanted.planned_in})
     collected = _Collected()
     by_letter = bool(wanted.causes) or str(Verdict.DEAD_LETTERED) in wanted.verdicts
     verdicts = tuple(verdict for verdict in wanted.verdicts if verdict != Verdict.DEAD_LETTERED)

@@ -61,7 +61,7 @@ def open_run(
     ever ask for their scope again. Notes the groups that came to a topic since the run before. ConfigurationError when the
     database is of an older revision than this program; on a newer one, which only adds, it goes on.
     """
-    _require_schema(conn)
+    require_schema(conn)
     keep_policy(conn, settings)
     token = str(uuid.uuid4())
     where: dict[str, Any] = {
@@ -95,7 +95,8 @@ def open_run(
     return Run(run_id, token, as_of, duty, scope, dry_run, no_send)
 
 
-def _require_schema(conn: Any) -> None:
+def require_schema(conn: Any) -> None:
+    """Raises ConfigurationError where the control database is of an older revision than this program."""
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["version_is_there"])
         if cursor.fetchone()[0] is None:
@@ -105,7 +106,7 @@ def _require_schema(conn: Any) -> None:
     if found is None or found[0] < head("control"):
         raise ConfigurationError(
             f"The control database is at revision {found[0] if found else 'none'}, and this program needs {head('control')}.",
-            kept="No run was opened; nothing was read or changed.",
+            kept="Nothing was read or changed.",
             next_step="Run `backstop migrate --role control`, and the grants (schema/control/privileges.sql).",
         )
 

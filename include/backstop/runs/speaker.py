@@ -65,7 +65,13 @@ def people_for(conn: Any, settings: Settings) -> PeopleSettings:
     with conn, conn.cursor() as cur:
         cur.execute(_POLICY)
         row = cur.fetchone()
-    return settings.people if row is None else PeopleSettings.model_validate(row[0])
+    if row is None:
+        raise DecisionRefused(
+            "Nobody has said yet what people may decide: no duty has run with this control database.",
+            kept="Nothing was applied.", next_step="Let a duty run once: it keeps what `people` in its settings says.",
+        )  # fmt: skip
+    # A newer program may have kept more.
+    return PeopleSettings.model_validate({name: value for name, value in row[0].items() if name in PeopleSettings.model_fields})
 
 
 def keep_policy(conn: Any, settings: Settings) -> None:

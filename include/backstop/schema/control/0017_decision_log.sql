@@ -25,7 +25,7 @@ CREATE TABLE decision_checkpoint (
 COMMENT ON TABLE decision_checkpoint IS 'the last entry of each part of decision_log that was forgotten: the chain begins behind the newest one';
 
 CREATE FUNCTION decision_hash(d decision_log) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT encode(sha256(convert_to(jsonb_build_array(
+    SELECT pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.jsonb_build_array(
         d.previous, d.entry, extract(epoch FROM d.at), d.login, d.who, d.action, d.subject, d.why, d.details)::text, 'UTF8')), 'hex')
 $$;
 
@@ -44,13 +44,13 @@ DECLARE
     made decision_log;
 BEGIN
     -- One after the other until each commits: an entry is made of the one before.
-    PERFORM pg_advisory_xact_lock(hashtextextended('backstop.decision_log', 0));
+    PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('backstop.decision_log', 0));
     SELECT l.entry, l.hash INTO made.entry, made.previous FROM (
         SELECT d.entry, d.hash FROM decision_log d UNION ALL SELECT c.entry, c.hash FROM decision_checkpoint c
     ) l ORDER BY l.entry DESC LIMIT 1;
     made.entry := coalesce(made.entry, 0) + 1;
     made.previous := coalesce(made.previous, '');
-    made.at := clock_timestamp();
+    made.at := pg_catalog.clock_timestamp();
     made.login := session_user;
     made.who := CASE WHEN speaks_as_person() THEN session_user::text ELSE who END;
     made.action := action;
@@ -68,7 +68,7 @@ CREATE FUNCTION forget_decisions(before timestamptz) RETURNS bigint LANGUAGE plp
 DECLARE
     forgotten bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended('backstop.decision_log', 0));
+    PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('backstop.decision_log', 0));
     INSERT INTO decision_checkpoint (entry, hash)
     SELECT d.entry, d.hash FROM decision_log d WHERE d.at < before ORDER BY d.entry DESC LIMIT 1;
     DELETE FROM decision_log d WHERE d.entry <= (SELECT max(c.entry) FROM decision_checkpoint c);
@@ -77,12 +77,16 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION forget_decisions IS 'forgets entries up to the newest one before an instant; for the owner of the tables alone';
--- Temporary tables last: else a caller's own, of the same name, would take the entries.
+-- The server's own functions first and temporary tables last, whatever the caller's path is: else a caller's table or function of
+-- the same name would be meant.
 DO $$
+DECLARE
+    path text := ' SET search_path = pg_catalog, ' || quote_ident(current_schema()) || ', pg_temp';
 BEGIN
-    EXECUTE 'ALTER FUNCTION append_decision(text, text, text, text, jsonb) SET search_path = '
-        || quote_ident(current_schema()) || ', pg_temp';
-    EXECUTE 'ALTER FUNCTION forget_decisions(timestamptz) SET search_path = ' || quote_ident(current_schema()) || ', pg_temp';
+    EXECUTE 'ALTER FUNCTION append_decision(text, text, text, text, jsonb)' || path;
+    EXECUTE 'ALTER FUNCTION forget_decisions(timestamptz)' || path;
+    EXECUTE 'ALTER FUNCTION decision_hash(decision_log)' || path;
+    EXECUTE 'ALTER FUNCTION speaks_as_person()' || path;
 END
 $$;
 REVOKE ALL ON FUNCTION append_decision(text, text, text, text, jsonb), forget_decisions(timestamptz) FROM PUBLIC;

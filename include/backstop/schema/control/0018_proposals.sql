@@ -27,31 +27,43 @@ CREATE TABLE people_policy (
     written_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- A person's own login writes its own name, beside that of whose proposal it approves.
+-- A person's own login writes its own name; where TG_ARGV[1] is 'approves', also beside that of whose proposal it approves. What a
+-- producer had written stays the producer's.
 CREATE FUNCTION speak_for_yourself() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-    said text := to_jsonb(NEW) ->> TG_ARGV[0];
+    said text := pg_catalog.to_jsonb(NEW) ->> TG_ARGV[0];
 BEGIN
-    IF said IS NOT NULL AND said <> session_user AND right(said, length(session_user) + 14) <> ', approved by ' || session_user
-        AND (TG_OP = 'INSERT' OR said IS DISTINCT FROM to_jsonb(OLD) ->> TG_ARGV[0]) AND speaks_as_person() THEN
-        RAISE insufficient_privilege USING MESSAGE = 'the login ' || session_user || ' writes in its own name alone';
+    IF said IS NULL OR said = session_user::text OR TG_OP = 'UPDATE' AND said IS NOT DISTINCT FROM pg_catalog.to_jsonb(OLD) ->> TG_ARGV[0]
+        OR NOT speaks_as_person() THEN
+        RETURN NEW;
     END IF;
-    RETURN NEW;
+    IF TG_ARGV[1] = 'approves' AND (said = 'the producer' OR EXISTS (
+        SELECT FROM proposal p WHERE p.ended_at IS NULL AND p.who || ', approved by ' || session_user::text = said)) THEN
+        RETURN NEW;
+    END IF;
+    RAISE insufficient_privilege USING MESSAGE = 'the login ' || session_user::text || ' writes in its own name alone';
+END
+$$;
+DO $$
+BEGIN
+    EXECUTE 'ALTER FUNCTION speak_for_yourself() SET search_path = pg_catalog, ' || quote_ident(current_schema()) || ', pg_temp';
 END
 $$;
 CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON proposal
-    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('who');
-CREATE TRIGGER ends_for_itself BEFORE UPDATE ON proposal
-    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('ended_by');
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('who', '');
+CREATE TRIGGER ends_for_itself BEFORE INSERT OR UPDATE ON proposal
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('ended_by', '');
 CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON incident
-    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('planned_by');
-CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON delivery_decision
-    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('decided_by');
-CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON withdrawal
-    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('decided_by');
-CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON message_version
-    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('written_by');
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('planned_by', '');
+CREATE TRIGGER approves_for_itself BEFORE INSERT OR UPDATE ON incident
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('approved_by', '');
 CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON case_note
-    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('written_by');
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('written_by', '');
 CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON pause
-    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('paused_by');
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('paused_by', '');
+CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON delivery_decision
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('decided_by', 'approves');
+CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON withdrawal
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('decided_by', 'approves');
+CREATE TRIGGER speaks_for_itself BEFORE INSERT OR UPDATE ON message_version
+    FOR EACH ROW EXECUTE FUNCTION speak_for_yourself('written_by', 'approves');

@@ -52,15 +52,18 @@ GRANT SELECT ON
     incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since,
     proposal, people_policy, decision_log, decision_checkpoint, backstop_control_version
     TO backstop_person;
-GRANT INSERT, UPDATE ON run, duty_lease, case_file, withdrawal, message_version TO backstop_person;
+GRANT INSERT, UPDATE ON duty_lease, case_file, withdrawal, message_version TO backstop_person;
+GRANT INSERT (duty, scope, token, dry_run, no_send, policy_version, code_version) ON run TO backstop_person;
+GRANT UPDATE (state, heartbeat_at, finished_at, error, counts, phases, only_ids) ON run TO backstop_person;
 GRANT INSERT ON delivery_decision TO backstop_person;
-GRANT INSERT ON alert, case_note, incident, incident_delivery, resend_request, resend_batch, pause, owed_since, proposal TO backstop_person;
+GRANT INSERT (run_id, wanted, planned_by, why) ON incident TO backstop_person;
+GRANT INSERT ON alert, case_note, incident_delivery, resend_request, resend_batch, pause, owed_since, proposal TO backstop_person;
 GRANT DELETE ON duty_lease, pause, withdrawal TO backstop_person;
 GRANT UPDATE (shard, groups, reason, requested_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
     step, given_up_by, created_at, updated_at) ON resend_request TO backstop_person;
 GRANT UPDATE (state, decision, reason, decided_by, left_in_case, barred, decided_at, look_at, case_id, shard, send_number, proof,
     closed_at) ON dead_letter TO backstop_person;
--- Who planned, what was shown and what was answered is not theirs to change.
+-- Who planned, in which run, what was shown and what was answered is not theirs to write.
 GRANT UPDATE (whole, left_out, too_wide, approved_by, approved_at, paced_until) ON incident TO backstop_person;
 GRANT UPDATE (letters, seen, asked_at, left_out) ON incident_delivery TO backstop_person;
 GRANT INSERT, UPDATE, DELETE ON case_member TO backstop_person;
