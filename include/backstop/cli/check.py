@@ -59,6 +59,7 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
         f"version {settings.version}, {len(settings.topics)} topics, {len(settings.groups)} groups; "
         f"mode repair: {', '.join(repair) or 'none'}",
     )  # fmt: skip
+    yield from _transport(settings, known)
     try:
         control = context.control(settings, known, any_schema=True)
         conn = control.__enter__()
@@ -100,6 +101,25 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
     finally:
         if conn is not None:
             control.__exit__(None, None, None)
+
+
+def _transport(settings: Settings, known: Connections) -> Iterator[Finding]:
+    """Could others on the way read what goes over a connection? One that is not known is told where it is used."""
+    from backstop.brokers.protocol import Finding
+    from backstop.config.transport import open_to_others
+    from backstop.errors import ConfigurationError
+
+    for ref in settings.connection_refs():
+        try:
+            why = open_to_others(known.url(ref))
+        except ConfigurationError:
+            continue
+        subject = f"connection {ref}"
+        if why is None:
+            yield Finding(subject, True, "encrypted, and the server's name is checked; or it does not leave this machine")
+        else:
+            says = "others on the way could read it, or answer in the server's place"
+            yield Finding(subject, False, says, f"{why[0].upper()}{why[1:]}.")
 
 
 def _one(

@@ -228,6 +228,9 @@ class Settings(_Frozen):
     """The whole of backstop.yaml."""
 
     control: ConnectionRef = Field(description="the control database")
+    require_tls: bool = Field(
+        default=False, description="nothing is started over a connection that others could read, or answer in the server's place"
+    )
     brokers: dict[Name, BrokerSettings] = Field(min_length=1)
     producers: dict[Name, StubStoreSettings] = Field(min_length=1, description="the shards")
     consumers: dict[Name, LogStoreSettings] = Field(min_length=1)

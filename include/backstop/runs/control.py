@@ -9,7 +9,8 @@ from psycopg2.extensions import connection as Connection
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable
+from backstop.config.transport import open_to_others
+from backstop.errors import ConfigurationError, StoreUnavailable
 from backstop.stores.postgresql_connection import bound_instants, read_url
 
 STATEMENT_LIMIT = timedelta(minutes=10)
@@ -19,7 +20,12 @@ LOCK_LIMIT = timedelta(seconds=30)
 
 
 def connect(settings: Settings, connections: Connections, *, connect_timeout: int = 10) -> Connection:
-    """A new connection to the control database in UTC, autocommit off; StoreUnavailable when it does not answer."""
+    """A new connection to the control database in UTC, autocommit off; StoreUnavailable when it does not answer.
+
+    With `require_tls` ConfigurationError when any connection that a duty may need is open to others.
+    """
+    if settings.require_tls:
+        _require_tls(settings, connections)
     url = connections.url(settings.control)
     try:
         if read_url(url) is None:
@@ -50,3 +56,13 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
         kept="Nothing was decided or sent; stubs and logs are untouched in their own databases.",
         next_step="Bring it back, or mend the connection; the next run goes on where this one stopped.",
     )
+
+
+def _require_tls(settings: Settings, connections: Connections) -> None:
+    found = {ref: open_to_others(connections.url(ref)) for ref in settings.connection_refs()}
+    if open_ones := [f"{ref} ({why})" for ref, why in found.items() if why is not None]:
+        raise ConfigurationError(
+            f"Connections that others on the way could read: {'; '.join(open_ones)}.",
+            kept="Nothing was read or changed.",
+            next_step="Encrypt them as it says, or set require_tls: false in backstop.yaml.",
+        )

@@ -1,0 +1,55 @@
+"""Says of a connection whether others on the way could read it, or answer in the server's place (pure)."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from urllib.parse import parse_qsl, urlsplit
+
+_NO = ("false", "0", "no", "none", "optional")
+
+
+def open_to_others(url: str) -> str | None:
+    """Why it is; null: it is encrypted and the server's name is checked, or it does not leave this machine."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "it is no URL"
+    said = dict(parse_qsl(parts.query))
+    if all(_is_here(host) for host in _hosts(parts.netloc, said)):
+        return None
+    match parts.scheme:
+        case "postgresql":
+            mode = said.get("sslmode", "prefer")
+            return None if mode == "verify-full" else f"sslmode is {mode}: write sslmode=verify-full and sslrootcert"
+        case "rediss":
+            return "the server's certificate is not checked" if said.get("ssl_cert_reqs", "").lower() in _NO else None
+        case "redis":
+            return "it is not encrypted: write rediss://"
+        case "mysql":
+            checked = said.get("ssl_ca") and said.get("ssl_verify_identity", "").lower() not in ("", *_NO)
+            return None if checked else "write ssl_ca and ssl_verify_identity=true"
+        case "stomp+ssl":
+            return None
+        case "stomp":
+            return "it is not encrypted: write stomp+ssl://"
+        case "rocketmq":
+            if said.get("tls") != "true":
+                return "it is not encrypted: write tls=true"
+            return "the server's name is not checked" if said.get("check_names") == "false" else None
+    return f"nothing is known of {parts.scheme or 'it'}"
+
+
+def _hosts(netloc: str, said: dict[str, str]) -> list[str]:
+    """The hosts of a URL that may name several; none: a socket of this machine."""
+    named = [place for place in netloc.rpartition("@")[2].split(",") if place] or said.get("host", "").split(",")
+    hosts = [place.partition("]")[0].lstrip("[") if place.startswith("[") else place.partition(":")[0] for place in named]
+    return [host for host in hosts if host and not host.startswith(("/", "%2F"))]
+
+
+def _is_here(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,53 @@
+"""Which connections others on the way could read, or answer in the server's place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backstop.config.connections import Connections
+from backstop.config.load import load
+from backstop.config.transport import open_to_others
+from backstop.errors import ConfigurationError, StoreUnavailable
+from backstop.runs.control import connect
+
+PROJECT = Path(__file__).resolve().parents[2]
+OPEN = [
+    "postgresql://u:p@db.example/control", "postgresql://u:p@db.example/control?sslmode=require",
+    "postgresql://u:p@db.example/control?sslmode=verify-ca", "postgresql://u:p@127.0.0.1,db.example/control",
+    "redis://:p@redis.example:6379/0", "rediss://:p@redis.example:6379/0?ssl_cert_reqs=none",
+    "mysql://u:p@db.example/x", "mysql://u:p@db.example/x?ssl_ca=/ca", "mysql://u:p@db.example/x?ssl_ca=/ca&ssl_verify_identity=false",
+    "stomp://u:p@mq.example:61613", "rocketmq://a:b@one.example:9876,two.example:9876",
+    "rocketmq://a:b@one.example:9876?tls=true&check_names=false", "kafka://one.example", "postgresql://localhost.example/x",
+    "postgresql://u:p@[2001:db8::1]:5432/x",
+]  # fmt: skip
+CLOSED = [
+    "postgresql://u:p@db.example/control?sslmode=verify-full&sslrootcert=/ca", "postgresql://u:p@127.0.0.1:5432/control",
+    "postgresql://u:p@[::1]:5432/control", "postgresql://u@/control?host=/var/run/postgresql", "redis://:p@localhost:6379/0",
+    "rediss://:p@redis.example:6379/0", "mysql://u:p@db.example/x?ssl_ca=/ca&ssl_verify_identity=true",
+    "stomp+ssl://u:p@mq.example:61614", "rocketmq://a:b@one.example:9876,two.example:9876?tls=true&ca=/ca",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", OPEN)
+def test_open(url: str) -> None:
+    assert open_to_others(url)
+
+
+@pytest.mark.parametrize("url", CLOSED)
+def test_closed(url: str) -> None:
+    assert open_to_others(url) is None
+
+
+def test_nothing_is_started_over_an_open_connection_where_the_settings_want_none() -> None:
+    settings = load(PROJECT / "backstop.yaml")
+    urls = dict.fromkeys(settings.connection_refs(), "postgresql://u:p@127.0.0.1:1/x")
+    some = next(ref for ref in urls if ref != settings.control)
+    known = Connections(resolver=(urls | {some: "redis://:hidden@redis.example/0"}).get)
+    with pytest.raises(ConfigurationError, match="others on the way could read") as refused:
+        connect(settings.model_copy(update={"require_tls": True}), known)
+    assert some in refused.value.what and "hidden" not in str(refused.value)
+    # Nobody answers there: it got so far.
+    with pytest.raises(StoreUnavailable):
+        connect(settings.model_copy(update={"require_tls": True}), Connections(resolver=urls.get), connect_timeout=2)
