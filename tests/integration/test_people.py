@@ -263,6 +263,20 @@ def test_a_person_edits_and_another_approves_each_with_their_own_login(
     assert world.control("SELECT login, who, action FROM decision_log ORDER BY entry DESC LIMIT 1") == [("bob", "bob", "edit")]
 
 
+def test_who_reads_a_content_is_in_the_log_before_it_is_shown(world: World, ann: Any, tmp_path: Any, capfd: Any) -> None:
+    number = dead(world, "m", "poison")
+    for arguments in (["show", str(number)], ["show", str(number), "--raw"], ["export", "--output", str(tmp_path / "x")]):
+        assert run_app(["dead-letters", *arguments]) == 0, capfd.readouterr()
+    read = f"dead letter {number}"
+    told = [("ann", "ann", "read contents", what) for what in (read, read, "dead letters")]
+    assert [entry[:4] for entry in world.control(LOG)] == told
+    # Where it cannot be noted nothing is shown.
+    world.control("REVOKE EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) FROM backstop_person")
+    capfd.readouterr()
+    assert run_app(["dead-letters", "show", str(number), "--raw"]) != 0
+    assert capfd.readouterr().out == ""
+
+
 def test_before_any_duty_ran_a_person_decides_nothing(world: World, ann: Any) -> None:
     world.control("TRUNCATE people_policy")
     world.stub("a")

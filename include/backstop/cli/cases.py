@@ -163,6 +163,8 @@ def show_proposed(case_id: CaseId) -> None:
 
     with context.control(context.load_settings(), context.connections()) as conn:
         waits = proposed(conn, case_id)
+        if waits is not None and waits.content is not None:
+            context.note_reading(conn, f"case {case_id}", {"proposal": waits.proposal_id})
     if waits is None:
         raise DecisionRefused(
             f"Nothing is proposed of case {case_id}.", kept="Nothing was changed.",

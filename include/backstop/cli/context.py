@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,17 @@ def hide_secrets(text: str) -> str:
     for made in _opened:
         text = made.hide(text)
     return text
+
+
+def note_reading(conn: Any, what: str, details: Mapping[str, Any]) -> None:
+    """Puts into the log of decisions that somebody is about to see contents; commits. Nothing is shown where it cannot."""
+    from backstop.cli.out import who
+    from backstop.runs.decision_log import append
+    from backstop.runs.speaker import speaker
+
+    reader = speaker(conn, None, who())
+    with conn, conn.cursor() as cursor:
+        append(cursor, reader, "read contents", what, "", details)
 
 
 @contextmanager

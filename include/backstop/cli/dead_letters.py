@@ -82,6 +82,8 @@ def show_one(
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
         letter = show_letter(conn, dead_letter_id)
+        if letter["content"] is not None:
+            context.note_reading(conn, f"dead letter {dead_letter_id}", {"topic": letter["topic"], "id": letter["message_id"]})
     headers, content = letter.pop("headers"), letter.pop("content")
     if raw:
         if content is None:
@@ -135,6 +137,8 @@ def export(
     settings = context.load_settings()
     try:
         with context.control(settings, context.connections()) as conn, out.progress(f"writing {output}"):
+            said = {"topic": topic, "group": group, "cause": cause, "case": case, "since": since, "limit": limit}
+            context.note_reading(conn, "dead letters", {name: value for name, value in said.items() if value is not None})
             written = export_letters(conn, wanted, form, output, limit)
     except OSError as error:
         raise misused(
