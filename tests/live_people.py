@@ -105,6 +105,11 @@ class Live:
         ((run,),) = self.rows("SELECT dag_run_id FROM case_question WHERE case_id = %s AND ended_at IS NULL", case_id)
         return str(run)
 
+    def name(self, case_id: int, number: int) -> str:
+        """The run of a question."""
+        ((run,),) = self.rows("SELECT dag_run_id FROM case_question WHERE case_id = %s AND number = %s", case_id, number)
+        return str(run)
+
     def answer(
         self, run: str, option: str, *, api: AirflowApi | None = None, dag: str = "decide_case", task: str = "ask",
         **inputs: object,

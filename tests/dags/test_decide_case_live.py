@@ -52,7 +52,7 @@ def test_the_most_severe_come_first_and_only_who_may_decides_once_with_a_reason(
     people.look()
     people.question(mild)
     again = people.question(middle)
-    assert people.run_of(middle) == f"case-{middle}-2"
+    assert people.run_of(middle) == people.name(middle, 2)
     assert "admin chose leave without a reason" in again["body"]
     assert people.rows("SELECT state FROM case_file WHERE case_id = %s", middle) == [("open",)]
 
@@ -82,29 +82,30 @@ def test_an_answer_in_the_first_instant_two_people_at_once_and_a_lost_start_end_
     connection = people.control()
     assert [question.case_id for question in choose(connection, 2)] == [hasty, lost]
     connection.close()
-    assert people.api.dag_runs("decide_case")[0]["dag_run_id"] not in (f"case-{hasty}-1", f"case-{lost}-1")
+    assert people.api.dag_runs("decide_case")[0]["dag_run_id"] not in (people.name(hasty, 1), people.name(lost, 1))
     looking = people.api.trigger("ask_people", {})
 
     # As soon as Airflow knows the question, before the task has left its worker.
-    people.wait_for(lambda: people.answer(f"case-{hasty}-1", "leave", why="in the first instant") == 200, "a hasty answer")
+    people.wait_for(lambda: people.answer(people.name(hasty, 1), "leave", why="in the first instant") == 200, "a hasty answer")
     assert people.api.wait("ask_people", looking, SECONDS) == "success"
 
     def settled() -> bool:
         if people.asks_again(hasty, bool(people.details(hasty))):  # it was lost on its way
-            people.answer(f"case-{hasty}-1", "leave", why="in the first instant")
-        return str(people.api.dag_run("decide_case", f"case-{hasty}-1")["state"]) == "success"
+            people.answer(people.name(hasty, 1), "leave", why="in the first instant")
+        return str(people.api.dag_run("decide_case", people.name(hasty, 1))["state"]) == "success"
 
     people.wait_for(settled, "the hasty answer's end")
     assert people.rows("SELECT state, decision, decided_by, why FROM case_file WHERE case_id = %s", hasty) == [
         ("decided", "leave", "admin", "in the first instant")
     ]
-    assert people.ended(f"case-{hasty}-1")[0] == "applied"
+    assert people.ended(people.name(hasty, 1))[0] == "applied"
 
     people.question(lost)
+    run = people.name(lost, 1)
     taken: list[tuple[str, int]] = []
     answering = [
         threading.Thread(target=lambda name=name: taken.append(
-            (name, people.answer(f"case-{lost}-1", "leave", api=people.platform.airflow.api_of(name), why=f"{name} says so"))))
+            (name, people.answer(run, "leave", api=people.platform.airflow.api_of(name), why=f"{name} says so"))))
         for name in ("olga", "otto")
     ]  # fmt: skip
     for person in answering:
@@ -113,12 +114,12 @@ def test_an_answer_in_the_first_instant_two_people_at_once_and_a_lost_start_end_
         person.join()
     # Airflow may take both (it looks for an answer before it locks the row); one is applied, in its own name.
     assert {status for _, status in taken} in ({200}, {200, 409})
-    assert people.end_of(f"case-{lost}-1")["apply"] == "success"
+    assert people.end_of(people.name(lost, 1))["apply"] == "success"
     ((by, why, decisions),) = people.rows(
         "SELECT decided_by, why, jsonb_array_length(evidence -> 'decisions') FROM case_file WHERE case_id = %s", lost
     )
     assert (by, 200) in taken and why == f"{by} says so" and decisions == 1
-    assert people.ended(f"case-{lost}-1")[:2] == ("applied", by)
+    assert people.ended(people.name(lost, 1))[:2] == ("applied", by)
 
 
 def test_an_answer_that_airflow_kept_without_waking_the_task_is_applied(people: Live) -> None:

@@ -120,7 +120,7 @@ def begin(conn: Any, case_id: int, dag_run_id: str) -> Asked:
     """
     where = {"case_id": case_id, "dag_run_id": dag_run_id}
     present(conn, case_id)
-    named = re.match(r"case-(\d+)-\d+$", dag_run_id)
+    named = re.match(r"case-(\d+)-\d+-[0-9a-f]{8}$", dag_run_id)
     if named is not None and int(named[1]) != case_id:
         raise DecisionRefused(
             f"The name {dag_run_id} is kept for a question about case {named[1]}.", kept="Nothing was changed.",

@@ -7,7 +7,8 @@ SELECT pg_advisory_xact_lock(hashtextextended('backstop.case_question', 0));
 -- Critical ones have as many places again: they do not wait until somebody has time for what is mild.
 -- Dead letters that are all on their way leave their case nothing to decide, until it closes or one comes back.
 -- A case whose last question was lost is not asked about again at once: what ended that run may still be there.
-SELECT w.case_id, n.number, 'case-' || w.case_id || '-' || n.number
+-- Nobody can take the name of a run before it is started.
+SELECT w.case_id, n.number, 'case-' || w.case_id || '-' || n.number || '-' || left(gen_random_uuid()::text, 8)
 FROM (
     SELECT c.case_id, c.severity,
         row_number() OVER (
