@@ -73,12 +73,9 @@ def decide(
     require_may(conn, settings, who, action, case.topic)
     if waits is not None:
         raise refused(f"{waits} waits for a second person.", f"Approve or reject it first: backstop cases show {case_id}")
-    if action == "edit" and (options.get("content") is None or not (options.get("message_ids") or options.get("letters"))):
-        raise refused(
-            "Editing replaces the content of one message.",
-            "Name the message (--message ID) and give the new content (--content-file FILE).",
-        )
     if needs_second(people_for(conn, settings), action, options) and case.actions:
+        if action == "edit" and options.get("content") is None:
+            raise refused("An edit without a new content is nothing to approve.", "Give the new content (--content-file FILE).")
         propose(conn, case_id, action, who, why, options)
         return Decided(case_id, f"propose to {action}", Counts(proposed=1))
     return _apply(conn, settings, connections, case, action, who, why, options)
