@@ -250,6 +250,12 @@ def test_a_person_edits_and_another_approves_each_with_their_own_login(
     ((number,),) = world.control("SELECT proposal_id FROM proposal")
     with pytest.raises(DecisionRefused, match="cannot approve it"):
         decided(world, ann, case_id, "approve", proposal=number)
+    # What bob has looked at by now is not changed beneath its number.
+    for change in ("content = 'another'", "options = '{}'", "action = 'void'"):
+        with pytest.raises((errors.IntegrityConstraintViolation, errors.InsufficientPrivilege)), ann, ann.cursor() as cursor:
+            cursor.execute(f"UPDATE proposal SET {change}")
+        with pytest.raises(errors.IntegrityConstraintViolation):
+            world.control(f"UPDATE proposal SET {change}")
     password = world.postgres.create_role("bob")
     world.run("control", "GRANT backstop_person TO bob")
     for database in ROLES:

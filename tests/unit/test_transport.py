@@ -20,7 +20,8 @@ OPEN = [
     "mysql://u:p@db.example/x", "mysql://u:p@db.example/x?ssl_ca=/ca", "mysql://u:p@db.example/x?ssl_ca=/ca&ssl_verify_identity=false",
     "stomp://u:p@mq.example:61613", "rocketmq://a:b@one.example:9876,two.example:9876",
     "rocketmq://a:b@one.example:9876?tls=true&check_names=false", "kafka://one.example", "postgresql://localhost.example/x",
-    "postgresql://u:p@[2001:db8::1]:5432/x",
+    "postgresql://u:p@[2001:db8::1]:5432/x", "postgresql://u@127.0.0.1/x?host=db.example",
+    "postgresql://u@localhost/x?hostaddr=192.0.2.1",
 ]  # fmt: skip
 CLOSED = [
     "postgresql://u:p@db.example/control?sslmode=verify-full&sslrootcert=/ca", "postgresql://u:p@127.0.0.1:5432/control",

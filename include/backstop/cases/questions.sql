@@ -84,7 +84,7 @@ WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL;
 
 -- name: given: the answer to the form that was written last
 UPDATE case_question SET given = %(given)s::jsonb
-WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL AND shown_at IS NOT NULL 
+WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL AND shown_at IS NOT NULL
     AND coalesce(shown ->> 'asked_by', %(asked_by)s) = %(asked_by)s;
 
 -- name: ended: the question is over, once

@@ -40,8 +40,9 @@ def open_to_others(url: str) -> str | None:
 
 
 def _hosts(netloc: str, said: dict[str, str]) -> list[str]:
-    """The hosts of a URL that may name several; none: a socket of this machine."""
-    named = [place for place in netloc.rpartition("@")[2].split(",") if place] or said.get("host", "").split(",")
+    """The hosts of a URL that may name several; none: a socket of this machine. What its parameters name wins, as in libpq."""
+    besides = said.get("hostaddr") or said.get("host")
+    named = besides.split(",") if besides else netloc.rpartition("@")[2].split(",")
     hosts = [place.partition("]")[0].lstrip("[") if place.startswith("[") else place.partition(":")[0] for place in named]
     return [host for host in hosts if host and not host.startswith(("/", "%2F"))]
 

@@ -20,6 +20,18 @@ COMMENT ON COLUMN proposal.options IS 'what was said beside the action, but for 
 COMMENT ON COLUMN proposal.ended_by IS 'while it has not ended: who is applying it, and it cannot be rejected';
 COMMENT ON COLUMN proposal.how IS 'stale: the case was over, or came back, before anybody answered';
 
+-- What somebody has looked at is what they approve: a content can only be taken away.
+CREATE FUNCTION keep_what_was_proposed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.content IS NOT NULL AND NEW.content IS DISTINCT FROM OLD.content
+        OR (NEW.case_id, NEW.action, NEW.why, NEW.options) IS DISTINCT FROM (OLD.case_id, OLD.action, OLD.why, OLD.options) THEN
+        RAISE integrity_constraint_violation USING MESSAGE = 'what was proposed is not changed: reject it, and propose anew';
+    END IF;
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER stays_as_proposed BEFORE UPDATE ON proposal FOR EACH ROW EXECUTE FUNCTION keep_what_was_proposed();
+
 -- What a person's own login may decide, wherever its settings come from: as the duties' settings say.
 CREATE TABLE people_policy (
     one        boolean     PRIMARY KEY DEFAULT true CHECK (one),
