@@ -33,10 +33,10 @@ help: ## this list
 	@echo "  Settings: SEED=1 MESSAGES=... BROKER=activemq FULL=1 for the demo; RATE=... for traffic; ARGS=... for pytest"
 
 setup: ## environment, locked dependencies, JDBC driver (skipped when already there)
-	@python3 -I include/backstop/local/setup.py
+	@python3 -I include/backstop_lab/setup.py
 
 demo: setup $(filter activemq rocketmq,$(BROKER)) ## the main job on real traffic with real faults (BROKER=activemq, rocketmq); ends with a page of accounting
-	@$(WITH_JAVA) $(PY) -m backstop.local.demo --seed $(SEED) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(BROKER),--broker $(BROKER)) $(if $(FULL),--full)
+	@$(WITH_JAVA) $(PY) -m backstop_lab.demo --seed $(SEED) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(BROKER),--broker $(BROKER)) $(if $(FULL),--full)
 
 mariadb: ## the MariaDB programs that some tests start: Debian's packages, when root may install them
 	@PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
@@ -44,10 +44,10 @@ mariadb: ## the MariaDB programs that some tests start: Debian's packages, when 
 	  || echo "No MariaDB here: its tests will fail. On Debian: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core" >&2
 
 activemq: setup ## the distribution of ActiveMQ Classic, for tests and the demo (skipped when already there)
-	-@$(PY) -m backstop.local.fetch_activemq
+	-@$(PY) -m backstop_lab.servers.fetch_activemq
 
 rocketmq: setup ## the jars of RocketMQ, for tests and the demo (skipped when already there)
-	-@$(PY) -m backstop.local.fetch_rocketmq
+	-@$(PY) -m backstop_lab.servers.fetch_rocketmq
 
 test: setup mariadb activemq rocketmq ## lint, types, and the tests, JOBS=3 files at once; left out: long runs, and what only `make test-brokers` runs
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
@@ -76,22 +76,22 @@ bench: setup ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=p
 	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
 
 chaos: setup ## the system under fire: SEED=1, or SEEDS=20 for many, SECONDS=75 of it each
-	@$(WITH_JAVA) $(PY) -m backstop.local.chaos --seed $(SEED) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS))
+	@$(WITH_JAVA) $(PY) -m backstop_lab.chaos --seed $(SEED) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS))
 
 soak: setup ## the same system for MINUTES=120 at RATE=40 messages a second: flat memory, flat run time, all accounted for
-	@$(WITH_JAVA) $(PY) -m backstop.local.chaos.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(RATE),--rate $(RATE))
+	@$(WITH_JAVA) $(PY) -m backstop_lab.chaos.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(RATE),--rate $(RATE))
 
 up: setup ## the embedded platform with the Airflow UI on the loopback; prints the login
-	@$(WITH_JAVA) $(PY) -m backstop.local.platform up
+	@$(WITH_JAVA) $(PY) -m backstop_lab.platform up
 
 down: setup ## stop the embedded platform; nothing is lost
-	@$(PY) -m backstop.local.platform down
+	@$(PY) -m backstop_lab.platform down
 
 traffic: setup ## producers and consumers over the running platform, until Ctrl-C (RATE=20 messages a second)
-	@$(PY) -m backstop.local.traffic $(if $(RATE),--rate $(RATE))
+	@$(PY) -m backstop_lab.demo.traffic $(if $(RATE),--rate $(RATE))
 
 status: setup ## what of the embedded platform runs, and where
-	@$(PY) -m backstop.local.platform status
+	@$(PY) -m backstop_lab.platform status
 
 env: ## .env with generated secrets for docker-compose.yaml (an old one is kept)
 	@python3 -I docker/write_env.py .env

@@ -14,9 +14,9 @@ from pathlib import Path
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.errors import BackstopError
-from backstop.local.prepare import prepare
-from backstop.local.private_file import write_private
+from backstop.private_file import write_private
 from backstop.schema.migrate import grant
+from backstop.schema.prepare import prepare
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The real ActiveMQ Classic of the tests: the demo's server (backstop/local/activemq.py) with more logins and redelivery."""
+"""The real ActiveMQ Classic of the tests: the demo's server (backstop_lab.servers.activemq) with more logins and redelivery."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import pytest
 
-from backstop.local.activemq import CONFIGURATION, ActiveMQServer
-from backstop.local.fetch_activemq import HOME, installed
-from backstop.local.java import java
-from backstop.local.ports import LOOPBACK
+from backstop_lab.servers.activemq import CONFIGURATION, ActiveMQServer
+from backstop_lab.servers.fetch_activemq import HOME, installed
+from backstop_lab.servers.java import java
+from backstop_lab.servers.ports import LOOPBACK
 
 __all__ = ["PASSWORD", "READER_PASSWORD", "ActiveMQ", "compile_java", "jars", "java"]
 

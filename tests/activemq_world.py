@@ -24,8 +24,8 @@ from backstop.brokers.activemq import ActiveMQ, Names
 from backstop.brokers.open import open_broker
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.local.postgres import Postgres
 from backstop.records import Counts, Key, Message, Outcome
+from backstop_lab.servers.postgres import Postgres
 from system import settings_dict
 
 TOPIC, GROUP = "orders", "billing"

@@ -10,13 +10,13 @@ from typing import Any
 
 import psycopg2
 
-from backstop.local.ledger import Ledger
-from backstop.local.postgres import Postgres
-from backstop.local.receive_alerts import Received
 from backstop.named_sql import load
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.receive_alerts import Received
+from backstop_lab.shop.ledger import Ledger
 
 SCHEMA = Path(__file__).resolve().parents[1] / "include" / "backstop" / "schema"
-CHECKER = Path(__file__).resolve().parents[1] / "include" / "backstop" / "local" / "checker"
+CHECKER = Path(__file__).resolve().parents[1] / "include" / "backstop_lab" / "checker"
 SHARDS, GROUPS = ("shop_a", "shop_b"), ("billing", "shipping")
 ROLES = {"control": "control", **dict.fromkeys(SHARDS, "producer"), **dict.fromkeys(GROUPS, "consumer")}
 TABLES = {
@@ -25,7 +25,7 @@ TABLES = {
     "producer": "business_order, send_attempt, message_stub",
     "consumer": "effect, consumer_log",
 }
-BUSINESS = load("backstop.local", "business.sql")
+BUSINESS = load("backstop_lab.shop", "business.sql")
 
 
 class World:

@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.schema.revisions import whole
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 
 TOPIC, GROUP = "orders", "billing"
 VISIBILITY = timedelta(seconds=1)

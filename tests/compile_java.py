@@ -1,6 +1,6 @@
 """Compile Java sources of the tests, as the demo does it."""
 
-from backstop.local.compile_java import class_path, compiled
-from backstop.local.java import java
+from backstop_lab.servers.compile_java import class_path, compiled
+from backstop_lab.servers.java import java
 
 __all__ = ["class_path", "compiled", "java"]

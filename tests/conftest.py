@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def quick_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Copied data directories, but for files that test how the server itself is made (`REAL_INITDB = True`)."""
-    from backstop.local.postgres import Postgres
+    from backstop_lab.servers.postgres import Postgres
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if hasattr(request.config, "workerinput") else base

@@ -17,11 +17,11 @@ from backstop.brokers.open import open_broker
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.config.settings import Settings
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.runs.control import connect
 from backstop.schema.migrate import migrate
 from backstop.verdicts.judge import Judge, Judged
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 
 PROJECT = Path(__file__).resolve().parents[1]
 ROLES = {

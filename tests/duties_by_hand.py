@@ -14,11 +14,6 @@ from backstop.cases.decide import decide
 from backstop.config.connections import Connections
 from backstop.dead_letters.run_once import run_duty as triage
 from backstop.errors import Unavailable
-from backstop.local.choose_answer import choose_answer
-from backstop.local.faults import change
-from backstop.local.settle_down import still_open
-from backstop.local.stage import Stage
-from backstop.local.wait_for import wait_for
 from backstop.quality.audit import run_suite
 from backstop.reconcile.run_once import run_once as reconcile
 from backstop.resend.work import run_duty as resend
@@ -26,6 +21,11 @@ from backstop.runs.control import connect
 from backstop.runs.run import Run
 from backstop.runs.spark_session import start_session
 from backstop.sweep.run_once import run_duty as sweep
+from backstop_lab.demo.choose_answer import choose_answer
+from backstop_lab.demo.settle_down import still_open
+from backstop_lab.demo.stage import Stage
+from backstop_lab.faults.stores import change
+from backstop_lab.shop.wait_for import wait_for
 
 
 class DutiesByHand:

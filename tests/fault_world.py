@@ -20,10 +20,10 @@ import redis
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Consumer, Front, RedisExchange, RedisGuard
-from backstop.local.chaos.servers import Server, find_faketime
-from backstop.local.valkey import Valkey
 from backstop.records import Counts, Message
 from backstop.schema.revisions import whole
+from backstop_lab.chaos.servers import Server, find_faketime
+from backstop_lab.servers.valkey import Valkey
 from client_world import EFFECT, GROUP, TOPIC, Database, open_broker
 from guard_handlers import TABLES
 

@@ -17,9 +17,9 @@ from backstop.cases.open import open_case
 from backstop.client import SendPolicy, record
 from backstop.config.connections import Connections
 from backstop.config.load import load
-from backstop.local.airflow_api import FINISHED, AirflowApi, AirflowUnavailable
-from backstop.local.platform import PROJECT, Platform
-from backstop.local.prepare import prepare
+from backstop.schema.prepare import prepare
+from backstop_lab.platform import PROJECT, Platform
+from backstop_lab.servers.airflow_api import FINISHED, AirflowApi, AirflowUnavailable
 
 SECONDS = 600.0
 """For one step on a busy machine."""

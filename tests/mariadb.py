@@ -12,11 +12,11 @@ from typing import Any, Self
 import pymysql
 import pytest
 
-from backstop.local.child import Child
-from backstop.local.ports import LOOPBACK, free_port
-from backstop.local.postgres import server_environment
-from backstop.local.private_file import write_private
-from backstop.local.unprivileged import choose_run_as
+from backstop.private_file import write_private
+from backstop_lab.servers.child import Child
+from backstop_lab.servers.ports import LOOPBACK, free_port
+from backstop_lab.servers.postgres import server_environment
+from backstop_lab.servers.unprivileged import choose_run_as
 
 PASSWORD = "s3cret-m@ria/never-shown"
 START_SECONDS = 60.0

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from backstop.local.postgres import Postgres
+from backstop_lab.servers.postgres import Postgres
 
 MakeData = Callable[[Postgres, tuple[str, ...], tuple[int, int] | None], None]
 

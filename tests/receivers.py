@@ -16,7 +16,7 @@ from typing import Any
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, Envelope, LoginPassword
 
-from backstop.local.ports import free_port
+from backstop_lab.servers.ports import free_port
 
 
 class Endpoint:

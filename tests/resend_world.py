@@ -20,8 +20,6 @@ from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.config.settings import Settings
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import SEND_HEADER, Counts
 from backstop.resend.claim import Worker
 from backstop.resend.request import Ask, ask, ramped_topics
@@ -31,6 +29,8 @@ from backstop.runs.run import Run, close_run, open_run
 from backstop.runs.scope import name_of
 from backstop.schema.migrate import migrate
 from backstop.verdicts.sources import Sources
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 
 ROOT = Path(__file__).parent.parent
 ROLES = {

@@ -8,8 +8,8 @@ import psycopg2
 import pytest
 
 from backstop.config.connections import Connections
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import ROLES, System, build_template
 
 _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT LIKE 'backstop%version'"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from backstop.local.ports import LOOPBACK
+from backstop_lab.servers.ports import LOOPBACK
 
 _numbers = count(1)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from backstop.local.ports import LOOPBACK
+from backstop_lab.servers.ports import LOOPBACK
 from rocketmq_server import RocketMQ
 
 PEER = Path(__file__).parent / "grpc_peer" / "peer.py"

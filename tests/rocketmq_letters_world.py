@@ -24,11 +24,11 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters import run_once
 from backstop.dead_letters.drain import Bounds, drain_all
-from backstop.local.postgres import Postgres
 from backstop.records import ID_HEADER, Counts, Message, Outcome
 from backstop.resend.work import run_duty as resend_duty
 from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
+from backstop_lab.servers.postgres import Postgres
 from rocketmq_server import RocketMQ as Server
 from system import settings_dict
 

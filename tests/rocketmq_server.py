@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 import pytest
 
-from backstop.local.child import Child
-from backstop.local.fetch_rocketmq import HOME, installed
-from backstop.local.ports import LOOPBACK, free_port, is_taken
-from backstop.local.rocketmq import (
+from backstop_lab.servers.child import Child
+from backstop_lab.servers.fetch_rocketmq import HOME, installed
+from backstop_lab.servers.ports import LOOPBACK, free_port, is_taken
+from backstop_lab.servers.rocketmq import (
     BROKER,
     BROKER_MEMORY,
     CLUSTER,
@@ -36,7 +36,7 @@ from backstop.local.rocketmq import (
     names_settings,
     write_settings,
 )
-from backstop.local.rocketmq import SETTINGS as LOCAL_SETTINGS
+from backstop_lab.servers.rocketmq import SETTINGS as LOCAL_SETTINGS
 from compile_java import compiled
 from rocketmq_admin import Answer, Refused, ask
 from rocketmq_tls import write_certificates

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
-from backstop.local.ports import LOOPBACK
+from backstop_lab.servers.ports import LOOPBACK
 
 
 def write_certificates(folder: Path) -> tuple[Path, Path]:

@@ -16,11 +16,11 @@ from typing import Any
 import psycopg2
 from psycopg2 import sql
 
-from backstop.local.postgres import Postgres
 from backstop.schema.migrate import migrate
 from backstop.stores.postgresql_logs import PostgresLogs
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import LogStore, Scan, StubStore
+from backstop_lab.servers.postgres import Postgres
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 PASSWORD = "s3cret-pass-never-shown"  # unique, so that a leak can be searched for

@@ -16,10 +16,10 @@ from psycopg2.extras import Json
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import Key, Message, Outcome
 from backstop.schema.revisions import whole
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 
 ROLES = {
     "control": "control", "shop_a": "producer", "shop_b": "producer", "billing_db": "consumer", "shipping_db": "consumer",

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from backstop.local.postgres import Postgres
+from backstop_lab.servers.postgres import Postgres
 from checker_world import BUSINESS, ROLES, SCHEMA, World
 
 

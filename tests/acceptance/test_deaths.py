@@ -15,18 +15,19 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.cases.decide import decide
 from backstop.config.connections import Connections
 from backstop.dead_letters.run_once import run_duty as triage
-from backstop.local import demand, die
-from backstop.local.accounting import run_checker
-from backstop.local.broker_faults.protocol import EXPIRED, SUPPRESSED_DONE, SUPPRESSED_UNDONE
-from backstop.local.choose_answer import choose_answer
-from backstop.local.demo import write_config
-from backstop.local.faults import change
-from backstop.local.platform import Platform
-from backstop.local.receive_alerts import AlertReceivers
-from backstop.local.settle_down import OPEN
-from backstop.local.stage import Stage
 from backstop.resend.work import run_duty as resend
 from backstop.runs.control import connect
+from backstop_lab.demo import die
+from backstop_lab.demo.accounting import run_checker
+from backstop_lab.demo.choose_answer import choose_answer
+from backstop_lab.demo.run import write_config
+from backstop_lab.demo.settle_down import OPEN
+from backstop_lab.demo.stage import Stage
+from backstop_lab.faults.brokers.protocol import EXPIRED, SUPPRESSED_DONE, SUPPRESSED_UNDONE
+from backstop_lab.faults.stores import change
+from backstop_lab.platform import Platform
+from backstop_lab.servers.receive_alerts import AlertReceivers
+from backstop_lab.shop import demand
 
 pytestmark = pytest.mark.timeout(300)
 TEXTS = {

@@ -15,8 +15,8 @@ from typing import Any
 import psycopg2
 import pytest
 
-from backstop.local.accounting import page, run_checker
-from backstop.local.platform import Platform
+from backstop_lab.demo.accounting import page, run_checker
+from backstop_lab.platform import Platform
 
 MESSAGES = 400
 SECONDS = 1800
@@ -84,7 +84,7 @@ class Demo:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     folder = tmp_path_factory.mktemp("acceptance") / "demo"
-    command = [sys.executable, "-m", "backstop.local.demo", "--seed", "7", "--messages", str(MESSAGES)]
+    command = [sys.executable, "-m", "backstop_lab.demo", "--seed", "7", "--messages", str(MESSAGES)]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT / "include")}
     with CommandLines() as lines:
         process = subprocess.Popen(

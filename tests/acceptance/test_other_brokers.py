@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from backstop.local.accounting import differs, run_checker
-from backstop.local.demo import write_config
-from backstop.local.platform import Platform
-from backstop.local.receive_alerts import AlertReceivers
-from backstop.local.scenario import play
-from backstop.local.stage import Stage
+from backstop_lab.demo.accounting import differs, run_checker
+from backstop_lab.demo.run import write_config
+from backstop_lab.demo.scenario import play
+from backstop_lab.demo.stage import Stage
+from backstop_lab.platform import Platform
+from backstop_lab.servers.receive_alerts import AlertReceivers
 from duties_by_hand import DutiesByHand
 
 MESSAGES = 320

@@ -16,8 +16,8 @@ import psycopg2
 
 from backstop.client import SendPolicy, record
 from backstop.config.load import load
-from backstop.local.platform import Platform
-from backstop.local.prepare import prepare
+from backstop.schema.prepare import prepare
+from backstop_lab.platform import Platform
 from bench.measure import Row, median, said
 
 TIMES = 5

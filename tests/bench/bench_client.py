@@ -17,10 +17,10 @@ from backstop.client import SendPolicy, record, record_many, send, send_many
 from backstop.client.keep_connection import KeptConnection
 from backstop.client.stub_writer import NewMessage
 from backstop.leases import guard
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import Message
 from backstop.schema.revisions import whole
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from bench.measure import Row, alternating, median
 
 ONE, BATCHES, BATCH = 300, 10, 500

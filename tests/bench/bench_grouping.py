@@ -17,10 +17,10 @@ from backstop.config.load import from_mapping
 from backstop.dead_letters.classify import classify_letters
 from backstop.dead_letters.group_texts import group_texts
 from backstop.dead_letters.promote_causes import promote_causes
-from backstop.local.postgres import Postgres
 from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
 from backstop.schema.revisions import whole
+from backstop_lab.servers.postgres import Postgres
 from bench.measure import ROOT, RUNS, Row
 
 SEEDS = (11, 12, 13)

@@ -17,9 +17,9 @@ from backstop.leases import guard
 from backstop.leases.lease import Acquired, Arrival
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_guard import RedisGuard
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.schema.revisions import whole
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from bench.measure import Row, alternating, median
 
 PAIRS, BATCH, SINGLE = 100_000, 500, 5_000

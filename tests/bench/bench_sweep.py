@@ -18,12 +18,12 @@ from backstop.config.load import from_mapping
 from backstop.config.settings import Settings
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_records import RedisKeys
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.schema.revisions import whole
 from backstop.sweep.parts import part_of, parts_of
 from backstop.sweep.redis_bucket import count_expired
 from backstop.sweep.sweep_part import sweep_part
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from bench.measure import Row, median
 
 GROUP, TOPIC = "billing", "orders"

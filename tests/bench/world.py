@@ -23,10 +23,10 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.brokers.redis_streams.keys import Keys, id_of
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.named_sql import load
 from backstop.schema.revisions import whole
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from bench.measure import ROOT, said
 
 SQL = load("bench", "history.sql")

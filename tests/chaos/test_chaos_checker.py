@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from backstop.local.chaos import checker
-from backstop.local.ledger import Ledger
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.named_sql import load
 from backstop.records import Key, Message
+from backstop_lab.chaos import checker
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from backstop_lab.shop.ledger import Ledger
 from system import System, build_template, system
 
-BUSINESS = load("backstop.local", "business.sql")
+BUSINESS = load("backstop_lab.shop", "business.sql")
 GROUPS = ("billing", "shipping")
 TOPICS = {"orders": list(GROUPS), "payments": list(GROUPS)}
 

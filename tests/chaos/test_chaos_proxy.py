@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backstop.local.chaos.tcp_proxy import Proxy
-from backstop.local.ports import free_port
+from backstop_lab.chaos.tcp_proxy import Proxy
+from backstop_lab.servers.ports import free_port
 
 REPLY = b"r" * 1000
 

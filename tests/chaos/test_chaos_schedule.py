@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backstop.local.chaos.schedule import KINDS, QUIET_START, schedule
+from backstop_lab.chaos.schedule import KINDS, QUIET_START, schedule
 
 SEEDS = range(1, 41)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backstop.local.chaos.page import page
-from backstop.local.chaos.run import run_chaos
-from backstop.local.chaos.schedule import KINDS, schedule
+from backstop_lab.chaos.page import page
+from backstop_lab.chaos.run import run_chaos
+from backstop_lab.chaos.schedule import KINDS, schedule
 
 SEED, SECONDS, EVERY = 12, 24.0, 1.2
 

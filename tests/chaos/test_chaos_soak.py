@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from backstop.local.chaos.soak import figures, judge, memory_of
+from backstop_lab.chaos.soak import figures, judge, memory_of
 
 MEBI = 1 << 20
 

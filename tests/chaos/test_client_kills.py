@@ -17,8 +17,8 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Consumer, Work
-from backstop.local.valkey import Valkey
 from backstop.records import Counts, Message
+from backstop_lab.servers.valkey import Valkey
 from client_world import (  # noqa: F401
     CHILD,
     GROUP,

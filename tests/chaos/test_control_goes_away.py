@@ -10,10 +10,10 @@ import psycopg2
 import pytest
 
 from backstop.errors import StoreUnavailable
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.reconcile.run_once import run_once
 from backstop.resend import work
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
 
 

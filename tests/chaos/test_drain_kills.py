@@ -21,10 +21,10 @@ from backstop.brokers.redis_streams.drain import RedisDeadLetters
 from backstop.dead_letters import drain as subject
 from backstop.dead_letters.drain import Bounds, drain_all
 from backstop.errors import BrokerUnavailable
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import Counts
 from backstop.runs.run import close_run, open_run
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, settings_dict, system
 
 CHILD = Path(__file__).with_name("drain_killed_child.py")

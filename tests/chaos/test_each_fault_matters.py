@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from backstop.local.chaos.run import run_chaos
-from backstop.local.chaos.schedule import DUTIES, KINDS, Fault
-from backstop.local.chaos.servers import can_mount
+from backstop_lab.chaos.run import run_chaos
+from backstop_lab.chaos.schedule import DUTIES, KINDS, Fault
+from backstop_lab.chaos.servers import can_mount
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
 

@@ -16,9 +16,9 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import RedisExchange, RedisGuard, leased
 from backstop.client.lease_store import LeaseStore
 from backstop.leases.lease import Acquired, Busy, Done
-from backstop.local.chaos.servers import Server
-from backstop.local.valkey import Valkey
 from backstop.records import Message
+from backstop_lab.chaos.servers import Server
+from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database
 from fault_world import (  # noqa: F401
     AN_HOUR,

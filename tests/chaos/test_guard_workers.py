@@ -11,8 +11,8 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Row, row_lock
-from backstop.local.chaos.servers import Server
 from backstop.records import Message
+from backstop_lab.chaos.servers import Server
 from client_world import Database
 from fault_world import (  # noqa: F401
     AN_HOUR,

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.reconcile.judge import judge
 from backstop.reconcile.run_once import run_once
 from backstop.runs.run import Run, open_run
 from backstop.stores.protocol import Scope
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, settings_dict, system
 
 CHILD = Path(__file__).with_name("promote_killed_child.py")

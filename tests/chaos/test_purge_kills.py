@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import Key
 from backstop.retention.run_once import run_duty
 from backstop.stores.open import open_log_purge
 from backstop.stores.purge import FIRST_LOG
 from backstop.verdicts.judge import Judge
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from resend_world import Hooked, once
 from system import System, build_template, settings_dict, system
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from backstop.local.private_file import write_private
+from backstop.private_file import write_private
 from backstop.resend import ramp, work
 from resend_world import TOPIC, World, ids, servers, world  # noqa: F401
 

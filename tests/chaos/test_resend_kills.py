@@ -28,7 +28,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from backstop.local.private_file import write_private
+from backstop.private_file import write_private
 from backstop.resend import send_claimed, work
 from backstop.resend.work import now
 from resend_world import TOPIC, World, ids, once, servers, world  # noqa: F401

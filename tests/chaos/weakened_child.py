@@ -24,7 +24,7 @@ SLOW_PUBLISH = 0.7
 
 def slow_handler() -> None:
     """Work takes a while: somebody is always in the middle of it."""
-    from backstop.local import traffic_consumer
+    from backstop_lab.shop import traffic_consumer
 
     plain = traffic_consumer.Handler.__call__
 
@@ -51,7 +51,7 @@ def slow_publish() -> None:
 
 def effect_before_the_log() -> None:
     """The work is committed by itself, the log after it."""
-    from backstop.local import traffic_consumer
+    from backstop_lab.shop import traffic_consumer
 
     plain = traffic_consumer.Handler.__call__
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pyspark
 
-from backstop.local.child import Child, descendants, kill_if_there
-from backstop.local.ports import LOOPBACK, free_port
+from backstop_lab.servers.child import Child, descendants, kill_if_there
+from backstop_lab.servers.ports import LOOPBACK, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster_world import Cluster
 
-from backstop.local.ports import LOOPBACK
 from backstop.runs.pack_environment import pack
+from backstop_lab.servers.ports import LOOPBACK
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,10 @@ import psycopg2
 import pytest
 from cluster_world import Cluster, Submitter, passwords
 
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import Counts
 from backstop.runs.run import close_run, open_run
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from resend_world import OTHER, TOPIC, World, ids, servers, world  # noqa: F401
 from system import System, build_template, settings_dict, system
 

@@ -29,8 +29,8 @@ from backstop.brokers.rocketmq.adapter import RocketMQ
 from backstop.brokers.rocketmq.names import encode_group, encode_topic
 from backstop.brokers.rocketmq.properties import own_headers
 from backstop.brokers.rocketmq.stored import read_stored
-from backstop.local.valkey import Valkey
 from backstop.records import ID_HEADER, Message, Outcome
+from backstop_lab.servers.valkey import Valkey
 from rocketmq_server import RocketMQ as RocketMQServer
 
 VISIBILITY = timedelta(milliseconds=400)
@@ -396,7 +396,7 @@ def another_server_program() -> Iterator[None]:
     program = os.environ.get("BACKSTOP_TEST_REDIS_SERVER")
     with pytest.MonkeyPatch.context() as patch:
         if program:
-            patch.setattr("backstop.local.valkey.installed", lambda: Path(program))
+            patch.setattr("backstop_lab.servers.valkey.installed", lambda: Path(program))
         yield
 
 

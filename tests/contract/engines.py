@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg2
 
-from backstop.local.postgres import Postgres
 from backstop.verdicts import frames
 from backstop.verdicts.evaluate import RELATIONS, Engine
+from backstop_lab.servers.postgres import Postgres
 
 Rows = Sequence[Mapping[str, Any]]
 Run = Callable[[str, Mapping[str, Rows]], list[dict[str, Any]]]

@@ -19,8 +19,8 @@ from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import BrokerSettings, Settings
 from backstop.errors import BrokerUnavailable, ConfigurationError, ContractBroken
-from backstop.local.valkey import Valkey
 from backstop.records import Message, Outcome
+from backstop_lab.servers.valkey import Valkey
 from contract.conftest import RedisStreamsUnderTest
 
 Receive = Callable[..., list[Received]]

@@ -21,8 +21,8 @@ from backstop.cases.open import open_case
 from backstop.cases.question_text import code, plain
 from backstop.cases.questions import choose, end, live
 from backstop.errors import DecisionRefused
-from backstop.local.postgres import Postgres
 from backstop.schema.revisions import whole
+from backstop_lab.servers.postgres import Postgres
 from letters import INSERT, values
 
 ROOT = Path(__file__).resolve().parents[2]

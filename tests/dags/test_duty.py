@@ -17,8 +17,8 @@ from airflow.sdk.execution_time.task_runner import _serialize_outlet_events
 import backstop_duty as duty
 from backstop.cases.questions import choose
 from backstop.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
-from backstop.local.postgres import Postgres
 from backstop.schema.revisions import whole
+from backstop_lab.servers.postgres import Postgres
 from backstop_wake import WORK, wake_duties
 
 ROOT = Path(__file__).resolve().parents[2]

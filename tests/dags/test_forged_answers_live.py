@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backstop.local.airflow_api import AirflowApi, AirflowUnavailable
+from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable
 from live_people import Live, form_of
 
 pytestmark = pytest.mark.timeout(900)

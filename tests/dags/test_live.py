@@ -27,9 +27,9 @@ from backstop.leases.front import Front
 from backstop.leases.lease import Acquired, Arrival
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_records import RedisKeys
-from backstop.local.platform import Platform
-from backstop.local.prepare import prepare
 from backstop.runs.scope import name_of
+from backstop.schema.prepare import prepare
+from backstop_lab.platform import Platform
 
 SECONDS = 600.0
 """For one run on a busy machine; a quiet one takes half a minute."""

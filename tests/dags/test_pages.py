@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 
 import backstop_access
 import backstop_pages
-from backstop.local.postgres import Postgres
 from backstop.schema.migrate import grant, migrate
+from backstop_lab.servers.postgres import Postgres
 from backstop_links import DataDocsLink, RunLink
 
 ROOT = Path(__file__).resolve().parents[2]

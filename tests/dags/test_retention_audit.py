@@ -18,9 +18,9 @@ import backstop_audit
 import backstop_duty as duty
 import backstop_retention
 from backstop.errors import AuditFailed, ConfigurationError, Unavailable
-from backstop.local.ports import free_port
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
+from backstop_lab.servers.ports import free_port
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from retention_world import emptied, servers
 from system import ROLES, System, settings_dict, system
 

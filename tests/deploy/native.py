@@ -18,11 +18,11 @@ import psycopg2
 import pyspark
 from compose_file import ROOT, as_written, filled
 
-from backstop.local.child import Child
-from backstop.local.ports import LOOPBACK, free_port
-from backstop.local.postgres import SUPERUSER, Postgres, installed
-from backstop.local.unprivileged import choose_run_as
-from backstop.local.valkey import installed as valkey
+from backstop_lab.servers.child import Child
+from backstop_lab.servers.ports import LOOPBACK, free_port
+from backstop_lab.servers.postgres import SUPERUSER, Postgres, installed
+from backstop_lab.servers.unprivileged import choose_run_as
+from backstop_lab.servers.valkey import installed as valkey
 
 REDIS_CLI = """#!{python}
 # Stands in for redis-cli, which no wheel brings: `redis-cli -p PORT ping`.

@@ -145,7 +145,7 @@ def test_what_the_image_copies_is_there_and_what_it_installs_is_pinned() -> None
 
 
 def test_the_image_has_the_driver_and_the_airflow_of_the_lock() -> None:
-    from backstop.local.setup import JDBC_SHA256, JDBC_VERSION
+    from backstop_lab.setup import JDBC_SHA256, JDBC_VERSION
 
     assert f"postgresql:{JDBC_VERSION}" in DOCKERFILE and JDBC_SHA256 in DOCKERFILE
     lock = (ROOT / "requirements.lock").read_text()

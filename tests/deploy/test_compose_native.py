@@ -16,8 +16,8 @@ import redis
 from compose_file import ROOT, read_env
 from native import Stack
 
-from backstop.local.airflow_api import AirflowApi
-from backstop.local.ports import LOOPBACK
+from backstop_lab.servers.airflow_api import AirflowApi
+from backstop_lab.servers.ports import LOOPBACK
 
 ORDER = (
     "postgres", "redis", "initialise", "spark-master", "spark-worker", "airflow-api-server", "airflow-scheduler",

@@ -23,9 +23,9 @@ from backstop.brokers.protocol import ProgressMeans
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import BrokerUnavailable, ConfigurationError
-from backstop.local.ports import LOOPBACK
-from backstop.local.postgres import Postgres
 from backstop.records import ID_HEADER, Message, Outcome
+from backstop_lab.servers.ports import LOOPBACK
+from backstop_lab.servers.postgres import Postgres
 from system import build_template, settings_dict
 
 

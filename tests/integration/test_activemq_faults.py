@@ -16,12 +16,12 @@ import pytest
 
 from backstop.brokers.activemq import ActiveMQ
 from backstop.brokers.protocol import DeadLetter, Received
-from backstop.local.activemq import ActiveMQServer
-from backstop.local.broker_faults.activemq import ActiveMQFaults
-from backstop.local.broker_faults.protocol import EXPIRED, LOST, SUPPRESSED_DONE, SUPPRESSED_UNDONE, TAKEN_OUT, FaultTools
-from backstop.local.ledger import Key, Ledger
-from backstop.local.wait_for import wait_for
 from backstop.records import ID_HEADER, Message, Outcome
+from backstop_lab.faults.brokers.activemq import ActiveMQFaults
+from backstop_lab.faults.brokers.protocol import EXPIRED, LOST, SUPPRESSED_DONE, SUPPRESSED_UNDONE, TAKEN_OUT, FaultTools
+from backstop_lab.servers.activemq import ActiveMQServer
+from backstop_lab.shop.ledger import Key, Ledger
+from backstop_lab.shop.wait_for import wait_for
 
 GROUPS = {"orders": ["billing", "shipping"], "refunds": ["billing", "shipping"]}
 _numbers = count(1)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from backstop.array_literal import array_literal
-from backstop.local.postgres import Postgres
+from backstop_lab.servers.postgres import Postgres
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from backstop.audit.day import day_of
 from backstop.audit.invariants import INVARIANTS, LATE
 from backstop.audit.run_once import run_duty
 from backstop.errors import AuditFailed, ConfigurationError, Unavailable
-from backstop.local.ports import free_port
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.quality.audit import run_suite
 from backstop.quality.suites import checks_of
+from backstop_lab.servers.ports import free_port
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from retention_world import emptied, servers
 from system import System, system
 

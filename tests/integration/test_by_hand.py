@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from backstop.errors import ConfigurationError, RunRefused
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.reconcile import promote as promotion
 from backstop.reconcile.judge import judge
 from backstop.reconcile.promote import promote
@@ -22,6 +20,8 @@ from backstop.records import Counts
 from backstop.runs.run import Run, close_run, open_run
 from backstop.runs.scope import name_of, scope_of
 from backstop.stores.protocol import Scope
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
 
 NOW = datetime.now(UTC)

@@ -21,10 +21,10 @@ from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.client import Consumer, Work, run_until_signal
 from backstop.errors import ConfigurationError, StoreUnavailable
 from backstop.leases import guard
-from backstop.local.ports import free_port
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import GROUPS_HEADER, VERSION_HEADER, Counts, Message
+from backstop_lab.servers.ports import free_port
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from client_world import (  # noqa: F401
     DELIVERY_LIMIT,
     GROUP,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.local.valkey import Valkey
+from backstop_lab.servers.valkey import Valkey
 from client_world import Database, broker, consumer, postgres, producer, valkey  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ from backstop.client import Ended, Front, Holding, ProcessOnce, RedisExchange, R
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.errors import ConfigurationError, LeaseLost
 from backstop.leases.lease import Acquired, Busy, Conflict, Done
-from backstop.local.valkey import Valkey
 from backstop.records import GROUPS_HEADER, Message
+from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database, consumer, postgres, valkey
 
 __all__ = ["consumer", "postgres", "valkey"]

@@ -28,9 +28,9 @@ from backstop.client import (
     send_many,
 )
 from backstop.errors import ConfigurationError, ContractBroken, StoreUnavailable
-from backstop.local.ports import free_port
-from backstop.local.valkey import Valkey
 from backstop.records import Message, Outcome
+from backstop_lab.servers.ports import free_port
+from backstop_lab.servers.valkey import Valkey
 from client_world import (  # noqa: F401
     GROUP,
     TOPIC,

@@ -9,12 +9,12 @@ from typing import Any
 import psycopg2
 import pytest
 
-from backstop.local.postgres import Postgres
 from backstop.records import Key
 from backstop.schema.revisions import whole
 from backstop.stores.postgresql_logs import PostgresLogs
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import Scope
+from backstop_lab.servers.postgres import Postgres
 
 PLAIN, CAFE, TOKYO = Key("orders", "plain"), Key("orders", "caf\u00e9"), Key("orders", "\u6771\u4eac")
 MOJIBAKE = Key("orders", "caf\u00c3\u00a9")

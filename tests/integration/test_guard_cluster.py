@@ -17,12 +17,12 @@ from backstop.leases.front import Front
 from backstop.leases.lease import Acquired, Arrival, Busy, Done
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_guard import RedisGuard
-from backstop.local.ports import LOOPBACK, free_port
-from backstop.local.valkey import installed
 from backstop.sweep.parts import BUCKETS
 from backstop.sweep.redis_bucket import Bucket, count_expired
 from backstop.sweep.sweep_redis import sweep_bucket
 from backstop.sweep.tally import Tally
+from backstop_lab.servers.ports import LOOPBACK, free_port
+from backstop_lab.servers.valkey import installed
 
 TOPIC, GROUP = "orders", "billing"
 HALF = 8192

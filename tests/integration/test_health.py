@@ -17,10 +17,10 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import HeartbeatLost, RunRefused, StoreUnavailable
 from backstop.health.watch import Watched, run_once
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import Message, Outcome
 from backstop.runs.run import close_run, open_run
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, settings_dict, system
 
 DAY = 86400.0

@@ -17,8 +17,6 @@ import redis
 
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.errors import PromotionFailed, Unavailable
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.named_sql import load
 from backstop.reconcile.begin import begin
 from backstop.reconcile.count_due import count_due
@@ -39,6 +37,8 @@ from backstop.stores.postgresql_logs import PostgresLogs
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.verdicts.evaluate import Engine
 from backstop.verdicts.judge import Judge
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
 
 INSTANTS = (

@@ -16,15 +16,15 @@ import pytest
 import redis
 
 from backstop.errors import ConfigurationError
-from backstop.local import platform as platform_module
-from backstop.local.airflow import Airflow
-from backstop.local.broker_kinds import EMBEDDED
-from backstop.local.child import descendants, is_alive
-from backstop.local.demo import new_platform
-from backstop.local.platform import BACKSTOP_DATABASES, Platform
-from backstop.local.postgres import Postgres
-from backstop.local.supervise import supervisor
-from backstop.local.valkey import Valkey
+from backstop_lab import platform as platform_module
+from backstop_lab.broker_kinds import EMBEDDED
+from backstop_lab.demo.run import new_platform
+from backstop_lab.platform import BACKSTOP_DATABASES, Platform
+from backstop_lab.servers.airflow import Airflow
+from backstop_lab.servers.child import descendants, is_alive
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from backstop_lab.supervise import supervisor
 
 HELLO = """
 from airflow.sdk import dag, task
@@ -166,7 +166,7 @@ def test_a_database_is_open_to_its_owner_only(postgres: Postgres) -> None:
 def test_a_server_that_outlived_its_supervisor_is_ended_before_the_next_start(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, sys\n"
-        "from backstop.local.postgres import Postgres\n"
+        "from backstop_lab.servers.postgres import Postgres\n"
         "server = Postgres(pathlib.Path(sys.argv[1])); server.start()\n"
         "print(server.pid, flush=True); os._exit(0)\n"
     )

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from backstop.config.settings import Settings
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.reconcile.promote import promote
 from backstop.records import Key
 from backstop.runs.run import close_run, open_run
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
 
 

@@ -16,12 +16,12 @@ import psycopg2
 import pytest
 
 from backstop.errors import StoreUnavailable
-from backstop.local.child import descendants
 from backstop.named_sql import load
 from backstop.records import Key
 from backstop.stores.postgresql_connection import PostgresConnection
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import STUB_COLUMNS, Scope
+from backstop_lab.servers.child import descendants
 from store_world import PostgresWorld
 
 HISTORY, DUE = 100_000, 500

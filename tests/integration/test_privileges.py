@@ -18,7 +18,6 @@ from backstop.brokers.protocol import Finding
 from backstop.config.load import load as load_settings
 from backstop.errors import StoreUnavailable
 from backstop.health.metrics import render
-from backstop.local.postgres import Postgres
 from backstop.named_sql import load
 from backstop.records import Key, Outcome, Position
 from backstop.schema.migrate import grant, migrate
@@ -29,6 +28,7 @@ from backstop.stores.postgresql_purge import PostgresLogPurge, PostgresStubPurge
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import Claim, Scope, Settlement, StubOutcome
 from backstop.stores.purge import FIRST_LOG, FIRST_STUB
+from backstop_lab.servers.postgres import Postgres
 
 PROJECT = Path(__file__).resolve().parents[2]
 KEY = Key("orders", "m-1")

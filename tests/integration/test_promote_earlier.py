@@ -9,11 +9,11 @@ import pytest
 
 from backstop.config.connections import Connections
 from backstop.errors import StoreUnavailable
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.reconcile.promote import promote
 from backstop.runs.run import close_run, open_run
 from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
 
 

@@ -14,8 +14,6 @@ import pytest
 import system as small
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, Unavailable
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.quality.audit import run_suite
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.export_proof import read_export
@@ -23,6 +21,8 @@ from backstop.reconcile.prove import Proof
 from backstop.reconcile.run_proof import run_proof
 from backstop.reconcile.sign_proof import verify
 from backstop.runs.run import Run
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System
 
 HOUR = timedelta(hours=1)

@@ -14,11 +14,11 @@ import psycopg2
 import pytest
 
 from backstop.errors import AuditFailed, RunLost, StoreUnavailable
-from backstop.local.postgres import Postgres
 from backstop.quality import SUITES, SuiteResult, run_suite
 from backstop.quality.audit import BATCH, session_options
 from backstop.quality.suites import checks_of
 from backstop.schema.revisions import whole
+from backstop_lab.servers.postgres import Postgres
 
 STAGE = 2
 CONTROL = whole("control")

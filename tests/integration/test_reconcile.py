@@ -14,13 +14,13 @@ import pytest
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.config.connections import Connections
 from backstop.errors import RunLost, StoreUnavailable
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.reconcile.run_once import run_once
 from backstop.records import Counts, Key
 from backstop.runs.run import Run, close_run, open_run
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import Scan
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
 
 

@@ -14,13 +14,13 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.errors import RunLost, Unavailable
-from backstop.local.ports import free_port
 from backstop.records import GROUPS_HEADER, Key, Message
 from backstop.resend.policy import NotNeeded, Postpone, Send, backoff
 from backstop.resend.settle import FOR_GOOD
 from backstop.resend.work import now, plan, run_duty, run_once, work
 from backstop.runs.scope import name_of
 from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop_lab.servers.ports import free_port
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401
 
 

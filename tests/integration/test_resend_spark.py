@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backstop.errors import Unavailable
-from backstop.local.ports import free_port
+from backstop_lab.servers.ports import free_port
 from resend_world import OTHER, ROOT, TOPIC, World, ids, servers, world  # noqa: F401
 
 sys.path.insert(0, str(ROOT))

@@ -12,15 +12,15 @@ import pytest
 
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, Unavailable
-from backstop.local.ports import free_port
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import Key
 from backstop.retention.kept import require_safe
 from backstop.retention.run_once import run_duty
 from backstop.retention.window import time_left
 from backstop.stores.open import open_log_purge, open_log_store, open_stub_purge
 from backstop.stores.purge import FIRST_LOG, FIRST_STUB
+from backstop_lab.servers.ports import free_port
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from retention_world import emptied, servers
 from system import System, settings_dict, system
 

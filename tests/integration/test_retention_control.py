@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.retention.run_once import run_duty
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from retention_world import emptied, servers
 from system import System, system
 

@@ -10,11 +10,11 @@ import pytest
 from psycopg2.extras import Json
 
 from backstop.errors import ConfigurationError, DecisionRefused, Unavailable
-from backstop.local.ports import free_port
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import Key
 from backstop.retention.erase import NOT_REACHED, Erased, erase
+from backstop_lab.servers.ports import free_port
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from retention_world import emptied, servers
 from system import System, system
 

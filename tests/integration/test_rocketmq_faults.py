@@ -13,7 +13,9 @@ import pytest
 
 from backstop.brokers.protocol import DeadLetter, Received
 from backstop.brokers.rocketmq.adapter import RocketMQ
-from backstop.local.broker_faults.protocol import (
+from backstop.records import ID_HEADER, Message, Outcome
+from backstop_lab.broker_kinds import DEMO_DELAY_LEVELS, DEMO_DELIVERIES, DEMO_ROCKETMQ
+from backstop_lab.faults.brokers.protocol import (
     CUT_OFF,
     FILES_REMOVED,
     GIVEN_UP_DONE,
@@ -22,12 +24,10 @@ from backstop.local.broker_faults.protocol import (
     OFFSET_MOVED,
     FaultTools,
 )
-from backstop.local.broker_faults.rocketmq import CUT, RocketMQFaults
-from backstop.local.broker_kinds import DEMO_DELAY_LEVELS, DEMO_DELIVERIES, DEMO_ROCKETMQ
-from backstop.local.ledger import Key, Ledger
-from backstop.local.rocketmq import RocketMQServer
-from backstop.local.wait_for import wait_for
-from backstop.records import ID_HEADER, Message, Outcome
+from backstop_lab.faults.brokers.rocketmq import CUT, RocketMQFaults
+from backstop_lab.servers.rocketmq import RocketMQServer
+from backstop_lab.shop.ledger import Key, Ledger
+from backstop_lab.shop.wait_for import wait_for
 
 pytestmark = pytest.mark.other_broker
 

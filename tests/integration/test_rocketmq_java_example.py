@@ -20,13 +20,13 @@ from backstop.brokers.open import open_broker
 from backstop.brokers.rocketmq.epoch import EPOCH
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.local.compile_java import class_path, compiled, java
-from backstop.local.postgres import Postgres
 from backstop.reconcile.run_once import run_once
 from backstop.records import Counts
 from backstop.resend.work import run_duty as resend
 from backstop.runs.run import Run
 from backstop.sweep.run_once import run_duty as sweep
+from backstop_lab.servers.compile_java import class_path, compiled, java
+from backstop_lab.servers.postgres import Postgres
 from rocketmq_java import JavaPeer
 from rocketmq_server import RocketMQ
 from system import build_template, settings_dict

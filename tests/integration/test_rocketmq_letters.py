@@ -21,10 +21,10 @@ from backstop.brokers.rocketmq.dead_queue import MARKS
 from backstop.brokers.rocketmq.drain import DRAIN_GROUP
 from backstop.brokers.rocketmq.stored import Stored
 from backstop.errors import BrokerUnavailable
-from backstop.local.postgres import Postgres
 from backstop.records import GROUPS_HEADER, ID_HEADER, Position
 from backstop.runs.control import connect
 from backstop.runs.run import open_run
+from backstop_lab.servers.postgres import Postgres
 from rocketmq_java import JavaPeer
 from rocketmq_letters_world import World, put, until, world_of
 from rocketmq_server import RocketMQ as Server

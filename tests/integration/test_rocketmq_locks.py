@@ -14,9 +14,9 @@ import pytest
 from backstop.brokers.rocketmq import RocketMQ as Adapter
 from backstop.config.settings import Settings
 from backstop.health.watch import run_once
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import Message, Outcome
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from rocketmq_java import JavaPeer
 from rocketmq_look_world import World
 from rocketmq_server import RocketMQ

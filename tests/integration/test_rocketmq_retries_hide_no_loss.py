@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from backstop.brokers.rocketmq import RocketMQ as Adapter
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.reconcile.run_once import run_once
 from backstop.records import Message, Position
 from backstop.runs.run import Run
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from rocketmq_java import JavaPeer
 from rocketmq_look_world import World
 from rocketmq_server import RocketMQ

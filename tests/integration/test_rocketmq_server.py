@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import rocketmq_admin
-from backstop.local.fetch_rocketmq import HOME, installed, locked
-from backstop.local.ports import LOOPBACK
+from backstop_lab.servers.fetch_rocketmq import HOME, installed, locked
+from backstop_lab.servers.ports import LOOPBACK
 from rocketmq_admin import Refused
 from rocketmq_java import JavaPeer
 from rocketmq_server import LOSES_WHEN_KILLED, RocketMQ

@@ -19,12 +19,12 @@ from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, RunLost, RunRefused, StoreUnavailable
-from backstop.local.postgres import Postgres
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
 from backstop.runs.watch_parent import EXIT_CODE
 from backstop.schema.revisions import head, whole
+from backstop_lab.servers.postgres import Postgres
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHORT = timedelta(milliseconds=300)

@@ -15,10 +15,10 @@ import psycopg2.errors
 import pytest
 
 from backstop.errors import ConfigurationError, StoreUnavailable
-from backstop.local.postgres import Postgres
 from backstop.records import LogState, Outcome, RequestState, StubStatus
 from backstop.schema.migrate import as_sql, current, grant, grants_sql, head, migrate
 from backstop.schema.revisions import ROLES, revisions
+from backstop_lab.servers.postgres import Postgres
 
 STRUCTURE = """
     SELECT table_name, column_name, data_type, is_nullable, column_default FROM information_schema.columns

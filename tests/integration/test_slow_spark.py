@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from backstop.local.wait_for import wait_for
 from backstop.runs.run import keep_alive, open_run
+from backstop_lab.shop.wait_for import wait_for
 from control_world import World, servers, world  # noqa: F401
 
 

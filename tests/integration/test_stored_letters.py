@@ -10,12 +10,12 @@ import pytest
 
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.reconcile.run_once import run_once
 from backstop.records import Key
 from backstop.runs.run import Run
 from backstop.verdicts.judge import Judge
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from letters import INSERT, values
 from system import System, build_template, system
 

@@ -17,13 +17,13 @@ from backstop.leases.lease import Acquired, Arrival, Busy, Conflict
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_guard import RedisGuard
 from backstop.leases.redis_records import RedisKeys, read_record
-from backstop.local.ports import free_port
 from backstop.quality.audit import run_suite
 from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
 from backstop.sweep.check_redis import check_leases
 from backstop.sweep.run_once import count_before, run_duty
 from backstop.sweep.tally import Told
+from backstop_lab.servers.ports import free_port
 from resend_world import TOPIC, World, ids, servers, world
 
 __all__ = ["servers", "world"]

@@ -13,13 +13,13 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Consumer, Work
 from backstop.leases import guard
 from backstop.leases.lease import Acquired, Arrival
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.reconcile.run_once import run_once
 from backstop.records import Key, Message
 from backstop.resend.work import run_duty as resend
 from backstop.runs.run import Run
 from backstop.sweep.run_once import run_duty as sweep
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
 
 

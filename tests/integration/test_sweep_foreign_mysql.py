@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from backstop.errors import StoreUnavailable
-from backstop.local.ports import free_port
 from backstop.records import Key
 from backstop.sweep.foreign.mysql_records import SQL, MysqlRecords
 from backstop.sweep.foreign.sweep_records import SweptRecords
+from backstop_lab.servers.ports import free_port
 from foreign_world import HOUR, Log, decisions, done, opened
 from mariadb import PASSWORD, MariaDB
 

@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from backstop.errors import StoreUnavailable
-from backstop.local.ports import free_port
-from backstop.local.valkey import Valkey
 from backstop.records import Key
 from backstop.sweep.foreign.read_keys import plain_glob, plain_key
 from backstop.sweep.foreign.redis_records import KeyFormat, RedisRecords
 from backstop.sweep.foreign.sweep_records import SweptRecords
+from backstop_lab.servers.ports import free_port
+from backstop_lab.servers.valkey import Valkey
 from foreign_world import HOUR, KINDS, Log, decisions, done, opened
 
 DAY = 24 * HOUR

@@ -10,8 +10,8 @@ from time import monotonic
 
 import psycopg2
 
-from backstop.local.platform import Platform
-from backstop.local.traffic import drive
+from backstop_lab.demo.traffic import drive
+from backstop_lab.platform import Platform
 
 
 def count(dsn: str, query: str) -> int:
@@ -52,7 +52,7 @@ def test_traffic_is_made_and_worked_until_it_is_stopped(tmp_path: Path) -> None:
 
 def test_without_a_platform_it_says_how_to_start_one(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "backstop.local.traffic", "--root", str(tmp_path)],
+        [sys.executable, "-m", "backstop_lab.demo.traffic", "--root", str(tmp_path)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ended.returncode == 3

@@ -17,10 +17,10 @@ import pytest
 
 import system as small
 from backstop.cli.app import run_app
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.records import Key
 from backstop.schema.migrate import migrate
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 from system import System
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "runbooks"

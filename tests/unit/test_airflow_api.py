@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backstop.local.airflow_api import READINGS, AirflowApi, AirflowUnavailable
-from backstop.local.ports import LOOPBACK
+from backstop_lab.servers.airflow_api import READINGS, AirflowApi, AirflowUnavailable
+from backstop_lab.servers.ports import LOOPBACK
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 

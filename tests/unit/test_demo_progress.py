@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from backstop.config.load import load
-from backstop.local import wait_for
-from backstop.local.child import LocalServerError
-from backstop.local.demo import write_config
-from backstop.local.narrate import narrate
-from backstop.local.scenario import play_each
-from backstop.local.stage import Stage
+from backstop_lab.demo.narrate import narrate
+from backstop_lab.demo.run import write_config
+from backstop_lab.demo.scenario import play_each
+from backstop_lab.demo.stage import Stage
+from backstop_lab.servers.child import LocalServerError
+from backstop_lab.shop import wait_for
 
 
 @pytest.fixture
 def said() -> Iterator[io.StringIO]:
-    logger = logging.getLogger("backstop.local")
+    logger = logging.getLogger("backstop_lab")
     before = (logger.handlers[:], logger.level, logger.propagate)
     yield io.StringIO()
     logger.handlers[:], logger.propagate = before[0], before[2]

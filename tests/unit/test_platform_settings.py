@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from backstop.local import platform
-from backstop.local.airflow import CALM, DEFAULTS
-from backstop.local.platform import Platform
+from backstop_lab import platform
+from backstop_lab.platform import Platform
+from backstop_lab.servers.airflow import CALM, DEFAULTS
 
 
 def test_a_platform_that_stays_up_is_calm_and_keeps_its_settings_when_it_moves_to_another_port(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_platform_that_stays_up_is_calm_and_keeps_its_settings_when_it_moves_t
 def test_the_archive_of_sparks_classes_is_used_only_where_set_up_could_make_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = importlib.import_module("backstop.local.setup")
+    setup = importlib.import_module("backstop_lab.setup")
     monkeypatch.setattr(platform, "PROJECT", tmp_path)
     monkeypatch.setattr(setup, "KEPT", tmp_path / ".local")
     monkeypatch.setattr(setup, "SPARK_CLASSES", tmp_path / ".local" / "spark.jsa")

@@ -16,10 +16,10 @@ import psycopg2
 import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.local.postgres import Postgres
-from backstop.local.valkey import Valkey
 from backstop.schema.migrate import migrate
 from backstop.schema.revisions import revisions
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
 
 HERE = Path(__file__).resolve().parent
 CLIENTS = {"0.1.0": str(HERE / "client_0.1.0.zip"), "today": str(HERE.parents[1] / "include")}

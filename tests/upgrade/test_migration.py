@@ -12,11 +12,11 @@ import psycopg2
 import pytest
 
 from backstop.errors import StoreUnavailable
-from backstop.local.postgres import Postgres
 from backstop.schema.build_indexes import build_indexes, indexes_of
 from backstop.schema.change_tables import change_tables, changes_of
 from backstop.schema.migrate import current, head, migrate
 from backstop.schema.revisions import revisions
+from backstop_lab.servers.postgres import Postgres
 
 COMING = sorted(revisions("producer"))[1:]
 """What a database of version 0.1.0 has still to get."""

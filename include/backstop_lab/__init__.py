@@ -1,0 +1,1 @@
+"""The laboratory, never shipped: the whole system on one machine, traffic, faults, and a checker of what became of it."""

@@ -1,0 +1,94 @@
+"""Faults by which work is held up: workers killed and frozen, leases flushed, a group that stands still, a store away."""
+
+from __future__ import annotations
+
+from backstop_lab.demo.lose import BURST, DRAIN_SECONDS, NOT_YET, RUN_SECONDS
+from backstop_lab.demo.stage import Stage
+from backstop_lab.faults.stores import flush_leases, make_due_at_once, store_away
+from backstop_lab.shop.ledger import Key
+from backstop_lab.shop.mishap import HEADERS, KILLED, LEASE_KILLED, WOKE_UP, WOKEN_LATE
+from backstop_lab.shop.wait_for import wait_for
+
+KILLS, SLOW, AWAY, FLUSHED = 2, 20, 10, 10
+MESSAGES = 2 * KILLS + 2 + FLUSHED + BURST + SLOW + AWAY
+SLOW_RUNS = 2
+"""Reconcile runs that a slow group is seen by without a resend."""
+
+
+def kill_consumers(stage: Stage) -> None:
+    """Each of these messages kills a worker: of billing between its effect and its commit, of shipping before any effect.
+
+    What is left of it is its lease. The broker delivers the message again, and whoever has it waits for the end of the lease.
+    """
+    before = {name: group.killed for name, group in stage.groups.items()}
+    ordered: dict[str, list[Key]] = {}
+
+    def died() -> dict[str, int]:
+        return {name: group.killed - before[name] for name, group in stage.groups.items()}
+
+    for group, fault in (("billing", KILLED), ("shipping", LEASE_KILLED)):
+        ids = stage.producers["shop_b"].make("orders", KILLS, headers={HEADERS[fault]: group}, tell=True)
+        ordered[group] = [("orders", message_id) for message_id in ids]
+    wait_for("The death of workers", lambda: min(died().values()) >= KILLS, RUN_SECONDS, lambda: f"{died()} of {KILLS} each")
+    for group, keys in ordered.items():
+        stage.done(group, keys, RUN_SECONDS)
+
+
+def wake_up_late(stage: Stage) -> None:
+    """A worker of each group stands still in the middle of its work, until another one has done it; then it goes on."""
+    late: dict[str, list[Key]] = {}
+    for group in stage.groups:
+        ids = stage.producers["shop_b"].make("orders", 1, headers={HEADERS[WOKEN_LATE]: group}, tell=True)
+        late[group] = [("orders", message_id) for message_id in ids]
+    wait_for("Workers that stand still", lambda: len(stage.frozen()) == len(late), RUN_SECONDS)
+    stage.broker_faults.drop_connections(stage.frozen())
+    for group, keys in late.items():
+        stage.done(group, keys, RUN_SECONDS)
+        stage.groups[group].resume()
+
+    def awake() -> int:
+        return sum(WOKE_UP in line["detail"] for line in stage.ledger.lines(WOKEN_LATE))
+
+    wait_for("Late workers that go on", lambda: awake() == len(late), RUN_SECONDS, lambda: f"{awake()} of {len(late)}")
+
+
+def empty_the_leases(stage: Stage) -> None:
+    """Redis forgets every lease and every end while both groups work; done messages come again, and only the database knows."""
+    ids = stage.producers["shop_a"].make("orders", FLUSHED, tell=True)
+    keys: list[Key] = [("orders", message_id) for message_id in ids]
+    stage.drained(DRAIN_SECONDS)
+    for group in stage.groups.values():
+        group.pause()
+    stage.producers["shop_a"].make("orders", BURST)
+    stage.ledger.append("leases_flushed", keys)
+    for group in stage.groups.values():
+        group.resume()
+    for url in set(stage.leases.values()):
+        flush_leases(url)
+    for name in stage.groups:
+        stage.broker_faults.deliver_again("orders", name, keys)
+
+
+def slow_group_and_store_away(stage: Stage) -> None:
+    """Shipping stands still for several runs; meanwhile billing's database is away, its work not yet confirmed."""
+    stage.groups["shipping"].pause()
+    begun = stage.now()
+    stage.producers["shop_b"].make("orders", SLOW, fault="slow_group", consumer_group="shipping")
+    ids = stage.producers["shop_a"].make(
+        "orders", AWAY, first_check=NOT_YET, fault="store_away", consumer_group="billing", tell=True
+    )
+    keys: list[Key] = [("orders", message_id) for message_id in ids]
+    stage.done("billing", keys, DRAIN_SECONDS)
+    stage.drained(DRAIN_SECONDS, "billing")
+    database = stage.stores["billing"].rpartition("/")[2]
+    with store_away(stage.platform.postgres.admin_dsn(), database):
+        make_due_at_once(list(stage.shards.values()), keys)
+        wait_for(
+            "A run that could not read billing's logs", lambda: stage.unread("billing", keys) == AWAY,
+            RUN_SECONDS, lambda: f"{AWAY - stage.unread('billing', keys)} messages without that verdict",
+        )  # fmt: skip
+    wait_for(
+        "Several runs while shipping stood still", lambda: stage.judged_since(begun) >= SLOW_RUNS,
+        2 * RUN_SECONDS, lambda: f"{stage.judged_since(begun)} of {SLOW_RUNS} runs",
+    )  # fmt: skip
+    stage.groups["shipping"].resume()

@@ -1,0 +1,170 @@
+"""The demo from an empty folder to its report: a platform, traffic, faults, a live Airflow, and the count of all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import yaml
+
+from backstop_lab.broker_kinds import EMBEDDED, KINDS
+from backstop_lab.demo.accounting import machine, run_checker
+from backstop_lab.demo.answer_questions import PERSON, AnsweringPerson
+from backstop_lab.demo.scenario import SECONDS_A_MESSAGE, play
+from backstop_lab.demo.settle_down import DUTIES, QUESTIONS, let_it_finish
+from backstop_lab.demo.stage import Stage
+from backstop_lab.faults.stores import change
+from backstop_lab.platform import PROJECT, Platform
+from backstop_lab.servers.airflow import ADMIN
+from backstop_lab.servers.receive_alerts import AlertReceivers
+
+log = logging.getLogger(__name__)
+QUIET_SECONDS = 900.0
+AIRFLOW = "Airflow (beside the traffic)"
+PARALLELISM = 8
+"""Tasks at once: most of them wait for a database or for Spark."""
+RECHECK = "4s"
+"""A delivery that waits is judged again no sooner: with less each run judges everything that is under way."""
+LAST_RUNS_SECONDS = 300.0
+SCHEDULES = {
+    # As often as two cores can: a run that finds nothing due costs them the start of a process.
+    "BACKSTOP_RECONCILE_SCHEDULE": "8s",
+    # Nobody reconciles by hand here; while a run is at work, each that began beside it would only be refused.
+    "BACKSTOP_RECONCILE_AT_ONCE": "1",
+    "BACKSTOP_RESEND_SCHEDULE": "20s",
+    "BACKSTOP_SWEEP_SCHEDULE": "30s",
+    "BACKSTOP_TRIAGE_SCHEDULE": "30s",
+    # Woken by whoever opens a case or writes an alert.
+    "BACKSTOP_ASK_SCHEDULE": "60s",
+    "BACKSTOP_ALERTS_SCHEDULE": "60s",
+    "BACKSTOP_RETRY_SECONDS": "1",
+    "BACKSTOP_LOOK_AGAIN_SECONDS": "60",
+    # A Spark driver lives for seconds here: the second compiler would cost more than it ever gives back.
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+class StartingAirflow:
+    """Airflow comes up while the first messages flow already."""
+
+    def __init__(self, stage: Stage, environment: Mapping[str, str]) -> None:
+        self._stage, self._environment = stage, environment
+        self._error: BaseException | None = None
+        stage.beside = self.check
+        self._thread = threading.Thread(target=self._start)
+        self._thread.start()
+
+    def _start(self) -> None:
+        platform = self._stage.platform
+        try:
+            with self._stage.timed(AIRFLOW, "its database, its three processes and the first reading of the DAGs"):
+                platform.airflow.env.update({**platform.environment(), **SCHEDULES, **self._environment})
+                platform.airflow.users = {ADMIN: "admin", PERSON: "op"}
+                platform.airflow.start()
+                for duty in (*DUTIES, QUESTIONS):
+                    platform.airflow.api.unpause(duty)
+        except BaseException as error:  # noqa: BLE001 - raised again by `wait`, in the thread that can act
+            self._error = error
+
+    def wait(self) -> None:
+        self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raises why Airflow did not start."""
+        if self._error is not None:
+            raise self._error
+
+
+def run_demo(folder: Path, seed: int, messages: int, broker: str = EMBEDDED) -> dict[str, Any]:
+    """The whole demo in `folder`, which is emptied first; returns the report. `broker`: a kind of backstop.yaml."""
+    started = monotonic()
+    log.info("set-up: waiting for PostgreSQL, the broker, Valkey and their schemas")
+    with new_platform(folder, broker) as platform:
+        stage = Stage(platform, folder, seed)
+        try:
+            stage.make_tables()
+            stage.seconds["set-up"] = round(monotonic() - started, 1)
+            report = tell(stage, messages)
+        finally:
+            stage.stop()
+    report["seconds"] = {**stage.seconds, "all": round(monotonic() - started, 1)}
+    report |= {"seed": seed, "messages": messages, "machine": machine()}
+    (folder / "report.json").write_text(json.dumps(report, ensure_ascii=False, indent=2), encoding="utf-8")
+    return report
+
+
+def tell(stage: Stage, messages: int) -> dict[str, Any]:
+    """Traffic and faults, quiet, and the count of everything."""
+    receivers = AlertReceivers(stage.received)
+    receivers.start()
+    airflow = StartingAirflow(stage, receivers.environment())
+    person = AnsweringPerson(stage, lambda: stage.platform.airflow.api_of(PERSON), airflow.wait)
+    try:
+        person.start()
+        try:
+            stage.start()
+            play(stage, messages)
+        finally:
+            airflow.wait()
+        with stage.timed("until quiet", "Backstop, and a person who is asked, to repair and decide all of it"):
+            quiet = QUIET_SECONDS + messages * SECONDS_A_MESSAGE
+            let_it_finish(stage, person, stage.platform.airflow.api, quiet, LAST_RUNS_SECONDS)
+    finally:
+        person.stop()
+        receivers.stop()
+    with stage.timed("check", "the checker to count every message, effect and case"):
+        report = run_checker(stage.write_places(), stage.ledger.folder)
+    report["broker"] = {"name": stage.platform.broker.name, "differs": list(stage.broker_faults.page)}
+    report["runs"] = {
+        f"{duty} {state}": count
+        for duty, state, count in change(stage.control, "SELECT duty, state, count(*) FROM run GROUP BY 1, 2 ORDER BY 1, 2", ())
+    }
+    return report
+
+
+@contextmanager
+def new_platform(folder: Path, broker: str = EMBEDDED) -> Iterator[Platform]:
+    """A platform without history, stopped at the end; its data stays in `folder` until the next demo."""
+    root = folder / "platform"
+    if root.exists():
+        Platform(root).clear()  # refuses when another demo runs here
+    shutil.rmtree(folder, ignore_errors=True)
+    platform = Platform(root, write_config(folder / "backstop.yaml", broker), broker, parallelism=PARALLELISM)
+    try:
+        platform.start(airflow=False)
+        yield platform
+    finally:
+        platform.stop()
+
+
+def write_config(file: Path, broker: str = EMBEDDED) -> Path:
+    """The platform's own settings, with this kind of broker, readers of alerts (a mailbox and a program) and two rules about
+    dead letters."""
+    written = yaml.safe_load((PROJECT / "backstop.yaml").read_text(encoding="utf-8"))
+    KINDS[broker].take_place(written)
+    written["policy"]["recheck"] = RECHECK
+    written["alerts"] = {
+        "channels": {
+            "mail": {"url": "env:BACKSTOP_ALERTS_MAIL", "at_least": "warning"},
+            "post": {"url": "env:BACKSTOP_ALERTS_WEBHOOK", "kind": "webhook", "at_least": "info"},
+        },
+        "messages_an_hour": 600,
+    }
+    # What the shop's own errors mean; the others are known.
+    rules = {"shop-missing-field": "^MissingField: ", "shop-credit": "^OverLimit: "}
+    written["dead_letters"] = {
+        "rules": [
+            {"name": name, "where": "error", "category": "poison", "pattern": pattern} for name, pattern in rules.items()
+        ]
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+    return file

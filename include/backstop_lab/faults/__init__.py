@@ -1,0 +1,1 @@
+"""Breaks stores and brokers on purpose, exactly, and writes into the ledger what it did."""

@@ -1,0 +1,242 @@
+"""Run Airflow as three children of ours: api-server, scheduler, dag-processor, on the embedded PostgreSQL.
+
+`airflow standalone` is slower, larger, and leaves its children behind when it is ended.
+"""
+
+import base64
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg2
+
+from backstop.private_file import write_private
+from backstop_lab.servers.airflow_api import AirflowApi
+from backstop_lab.servers.child import Child, LocalServerError, end_leftover
+from backstop_lab.servers.ports import LOOPBACK, free_port
+
+ADMIN = "admin"
+START_SECONDS = 600.0
+"""Half a minute on two idle cores; a machine that is busy with other work is no reason to give up."""
+STOP_SECONDS = 15.0
+MIGRATE_SECONDS = 300.0
+
+
+class Airflow:
+    """One Airflow over one home folder, which gets its secrets (0600), `logs/` and the login.
+
+    `database_url` is a `postgresql://` URI of a database of its own; `env` goes to every
+    process (connections, BACKSTOP_CONFIG, ...). No triggerer: people's decisions wait without one.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        dags_folder: Path,
+        plugins_folder: Path,
+        database_url: str,
+        env: Mapping[str, str],
+        port: int | None = None,
+        *,
+        parallelism: int = 4,
+    ) -> None:
+        self.home = home.resolve()
+        self.port = port if port is not None else free_port()
+        self.url = f"http://{LOOPBACK}:{self.port}"
+        self._dags_folder = dags_folder.resolve()
+        self._plugins_folder = plugins_folder.resolve()
+        self._database_url = database_url
+        self.env = dict(env)
+        self._parallelism = parallelism
+        self.users = {ADMIN: "admin"}
+        """Login name -> role of Airflow's simple auth manager; set before `start`."""
+        self._api: AirflowApi | None = None
+        self._children = {name: Child(f"Airflow's {name}", self.home / f"{name}.log") for name in COMMANDS}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def password(self) -> str:
+        """The generated password of the user `admin`."""
+        return str(json.loads((self.home / "passwords.json").read_text())[ADMIN])
+
+    @property
+    def api(self) -> AirflowApi:
+        """The REST client, logged in as `admin`."""
+        if self._api is None:
+            self._api = AirflowApi(self.url, ADMIN, self.password)
+        return self._api
+
+    def api_of(self, user: str) -> AirflowApi:
+        """The REST client, logged in as another of `users`."""
+        return AirflowApi(self.url, user, str(json.loads((self.home / "passwords.json").read_text())[user]))
+
+    @property
+    def running(self) -> bool:
+        """Whether all three processes live."""
+        return all(child.running for child in self._children.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether all three processes run and report healthy."""
+        components = ("metadatabase", "scheduler", "dag_processor")
+        return self.running and AirflowApi(self.url, ADMIN, "").healthy(*components)
+
+    def start(self) -> None:
+        """Migrate when that is due, start all three, return when they are ready."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o700)
+        self._make_secrets()
+        self.end_leftovers()
+        settings = self.settings()
+        self._migrate(settings)
+        try:
+            for name, command in COMMANDS.items():
+                arguments = [word.format(host=LOOPBACK, port=self.port) for word in command]
+                self._children[name].start(
+                    [sys.executable, "-m", *arguments], env=settings, cwd=self.home
+                )
+                (self.home / f"{name}.pid").write_text(str(self._children[name].pid))
+            self._children["api-server"].wait_until(self._ready_or_ended, START_SECONDS)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End all three, running tasks too; whatever does not end in time is killed."""
+        for child in self._children.values():
+            child.send(signal.SIGTERM)
+        for child in self._children.values():
+            child.finish(STOP_SECONDS)
+
+    def end_leftovers(self) -> None:
+        """End processes of this home that outlived their supervisor."""
+        for name in COMMANDS:
+            end_leftover(self.home / f"{name}.pid", self.home, signal.SIGTERM)
+
+    def kill(self) -> None:
+        for child in self._children.values():
+            child.kill()
+
+    def settings(self) -> dict[str, str]:
+        """The environment of every Airflow process: the whole configuration, no file of the user's is
+        read."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+        secret = json.loads((self.home / "secrets.json").read_text())
+        return {
+            **kept,
+            **DEFAULTS,
+            **self.env,
+            "AIRFLOW_HOME": str(self.home),
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": sqlalchemy_url(self._database_url),
+            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            "AIRFLOW__CORE__PARALLELISM": str(self._parallelism),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self._dags_folder),
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(self._plugins_folder),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__FERNET_KEY": secret["fernet_key"],
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in self.users.items()),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
+            "AIRFLOW__API__HOST": LOOPBACK,
+            "AIRFLOW__API__PORT": str(self.port),
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__API__SECRET_KEY": secret["secret_key"],
+            "AIRFLOW__API_AUTH__JWT_SECRET": secret["jwt_secret"],
+            "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(self.home / "logs"),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _make_secrets(self) -> None:
+        if not (self.home / "secrets.json").exists():
+            made = {
+                "fernet_key": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+                "secret_key": secrets.token_urlsafe(32),
+                "jwt_secret": secrets.token_urlsafe(64),
+            }
+            write_private(self.home / "secrets.json", json.dumps(made))
+        file = self.home / "passwords.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        if set(self.users) - set(known):
+            write_private(file, json.dumps({name: secrets.token_urlsafe(12) for name in self.users} | known))
+
+    def _migrate(self, settings: Mapping[str, str]) -> None:
+        """`airflow db migrate` takes seconds even when nothing is due, so a marker of the version skips
+        it."""
+        marker = self.home / "migrated.txt"
+        wanted = version("apache-airflow")
+        if marker.exists() and marker.read_text() == wanted and self._has_tables():
+            return
+        migration = Child("Airflow's database migration", self.home / "migrate.log")
+        migration.start([sys.executable, "-m", "airflow", "db", "migrate"], env=settings, cwd=self.home)
+        ended = migration.wait(MIGRATE_SECONDS)
+        if not ended or migration.returncode != 0:
+            migration.kill()
+            raise LocalServerError(
+                f"`airflow db migrate` {'failed' if ended else 'did not end'}:\n{migration.last_lines()}",
+                kept="Backstop's own databases were not touched.",
+                next_step=f"Read {migration.log}, then start again.",
+            )
+        marker.write_text(wanted)
+
+    def _has_tables(self) -> bool:
+        connection = psycopg2.connect(self._database_url, connect_timeout=10)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT to_regclass('public.alembic_version') IS NOT NULL")
+                row = cursor.fetchone()
+                return bool(row and row[0])
+        finally:
+            connection.close()
+
+    def _ready_or_ended(self) -> bool:
+        for child in self._children.values():
+            if not child.running:
+                raise LocalServerError(
+                    f"{child.name} ended while Airflow was starting:\n{child.last_lines()}",
+                    kept="Runs and their history are in its database.",
+                    next_step=f"Read {child.log}, then start again.",
+                )
+        return self.ready
+
+
+DEFAULTS = {
+    # A DAG file that is changed is parsed at once, whatever these say: the dag-processor compares times of modification. Parsing
+    # all of them every few seconds takes half a core.
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
+    "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+    # On a busy machine the api-server takes its time. With 5 s, Airflow's default, tasks give up, ask again, and fail.
+    "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
+    # For those who wait for each task. Half of it, and the scheduler alone takes a third of a core by looking.
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
+}
+"""Settings that `env` may replace."""
+CALM = {"AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "1"}
+"""For a platform that stays up: the scheduler asks its database once a second, and an idle one needs little of a core."""
+
+# The scheduler serves no logs: everything is on one disk, and that server would listen on every address.
+COMMANDS = {
+    "api-server": ("airflow", "api-server", "--host", "{host}", "--port", "{port}", "--workers", "1"),
+    "scheduler": ("backstop_lab.servers.airflow_scheduler", "--skip-serve-logs"),
+    "dag-processor": ("airflow", "dag-processor"),
+}
+
+
+def sqlalchemy_url(url: str) -> str:
+    """The driver is named, because SQLAlchemy 2.1 takes a bare `postgresql://` for psycopg 3."""
+    return url.replace("postgresql://", "postgresql+psycopg2://", 1)

@@ -1,0 +1,66 @@
+"""Compile Java sources with the compiler among RocketMQ's jars: no JDK is needed, and each text is compiled once."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from backstop_lab.servers.child import LocalServerError
+from backstop_lab.servers.fetch_rocketmq import HOME
+from backstop_lab.servers.java import java
+from backstop_lab.setup import KEPT
+
+CLASSES = KEPT / "rocketmq" / "classes"
+
+
+def class_path(*folders: Path) -> str:
+    """The folders, RocketMQ's jars, and the PostgreSQL driver."""
+    return os.pathsep.join([*(str(folder) for folder in folders), f"{HOME}/*", *_driver()])
+
+
+def compiled(sources: Sequence[Path], services: dict[str, str] | None = None) -> Path:
+    """The folder of the classes of these sources; `services`: interface -> our class, as RocketMQ looks them up."""
+    digest = hashlib.sha256(repr(services).encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    CLASSES.mkdir(parents=True, exist_ok=True)
+    done = CLASSES / digest.hexdigest()[:20]
+    with open(CLASSES / ".lock", "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # two runs at once: the second finds it done
+        if not done.exists():
+            with tempfile.TemporaryDirectory(dir=CLASSES) as made:
+                into = Path(made) / "whole"
+                into.mkdir()
+                _compile(sources, into)
+                (into / "META-INF" / "service").mkdir(parents=True)
+                for interface, ours in (services or {}).items():
+                    (into / "META-INF" / "service" / interface).write_text(f"{ours}\n")
+                shutil.move(into, done)
+    return done
+
+
+def _compile(sources: Sequence[Path], into: Path) -> None:
+    [compiler] = HOME.glob("ecj-*.jar")
+    path = os.pathsep.join([*map(str, sorted(HOME.glob("*.jar"))), *_driver()])
+    made = subprocess.run(
+        [str(java()), "-XX:TieredStopAtLevel=1", "-cp", str(compiler), "org.eclipse.jdt.internal.compiler.batch.Main",
+         "-11", "-nowarn", "-proc:none", "-cp", path, "-d", str(into), *map(str, sources)],
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    if made.returncode != 0:
+        raise LocalServerError(
+            f"Java sources could not be compiled:\n{made.stdout}{made.stderr}", kept="Nothing was started.",
+            next_step="Mend the sources that it names.",
+        )  # fmt: skip
+
+
+def _driver() -> list[str]:
+    """The PostgreSQL driver, for sources that use it."""
+    jar = os.environ.get("BACKSTOP_JDBC_JAR")
+    return [jar] if jar else []

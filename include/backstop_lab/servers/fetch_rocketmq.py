@@ -1,0 +1,42 @@
+"""Fetch the jars of Apache RocketMQ, once, for the tests and the demo that run it (`make rocketmq`).
+
+`rocketmq.lock` names every jar and its SHA-256, so nothing is resolved: what is fetched is exactly that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+from backstop_lab.servers.fetch_from_maven import Artifact, Wanted, fetch_or_say_why
+from backstop_lab.setup import KEPT
+
+VERSION = "5.3.3"
+LOCK = Path(__file__).with_name("rocketmq.lock")
+HOME = KEPT / "rocketmq" / VERSION
+"""The jars; a server gets a folder of its own for all that it writes."""
+
+
+def locked() -> list[Artifact]:
+    found = []
+    for line in LOCK.read_text().splitlines():
+        if not line.startswith("#"):
+            coordinate, sha256 = line.split(" ")
+            organisation, name, version, *classifier = coordinate.split(":")
+            found.append(Artifact(organisation, name, version, classifier[0] if classifier else "", sha256))
+    return found
+
+
+def wanted() -> Wanted:
+    """The jars of this very lock: after a change of it they are fetched anew."""
+    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    return Wanted("RocketMQ", VERSION, locked(), HOME, mark=".complete", marked=digest)
+
+
+def installed() -> bool:
+    return wanted().is_there()
+
+
+if __name__ == "__main__":
+    sys.exit(fetch_or_say_why(wanted()))
