@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,11 @@ class PostgresWorld:
             self.run("consumer", "DROP TABLE consumer_log")
             self.run("consumer", "ALTER TABLE consumer_log_ruled RENAME TO consumer_log")
 
-    def read(self, scan: Scan) -> list[list[Row]]:
-        """The rows of each partition, as Spark would ask for them."""
-        return [
-            self.run("producer", f"SELECT * FROM {scan.options['dbtable']} WHERE {predicate}") for predicate in scan.predicates
-        ]
+    def read(self, scan: AbstractContextManager[Scan], what: str = "stubs") -> list[list[Row]]:
+        """The rows of each part, as executors read them: by stores of their own, while the scan is open."""
+        with scan as opened, self.stubs() as another:
+            read = [another.read_part(part, lambda name, table: (name, table.to_pylist())) for part in opened.parts]
+        return [[row for name, rows in part if name == what for row in rows] for part in read]
 
     def run(self, database: str, statement: Any, values: Any = None) -> list[Row]:
         """One committed statement, on a connection that is kept for the next one."""

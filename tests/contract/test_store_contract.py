@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+import psycopg2
 import pytest
 
 from backstop.errors import ContractBroken, StoreUnavailable
 from backstop.records import Key, Outcome, Position
+from backstop.stores import postgresql_scan
 from backstop.stores.protocol import (
     ATTEMPT_COLUMNS,
     EARLIEST,
@@ -20,6 +23,7 @@ from backstop.stores.protocol import (
     STUB_COLUMNS,
     Claim,
     Life,
+    Part,
     Scope,
     Settlement,
     StubOutcome,
@@ -145,17 +149,53 @@ def test_a_scope_takes_its_topics_and_a_half_open_range_of_creation(world: Postg
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7])
-def test_a_scan_has_every_due_stub_in_exactly_one_partition(world: PostgresWorld, store: StubStore, partitions: int) -> None:
+def test_a_scan_has_every_due_stub_in_exactly_one_part(
+    world: PostgresWorld, store: StubStore, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql_scan, "FEW_ROWS", 0)
     for number in range(60):
         # Many of one instant: a cut may not fall between them.
         world.put_stub(message_id=f"m-{number:02}", next_check_at=NOW - timedelta(seconds=number // 9))
-    scan = store.scan_due(NOW, Scope(), partitions)
-    parts = world.read(scan)
+    parts = world.read(store.scan_due(NOW, Scope(), partitions))
     found = [row["message_id"] for part in parts for row in part]
     assert sorted(found) == [f"m-{number:02}" for number in range(60)]
     assert len(parts) <= partitions
     assert max(map(len, parts)) <= 60 // partitions + 9
-    assert list(parts[0][0])[: len(STUB_COLUMNS)] == list(STUB_COLUMNS)
+    assert list(parts[0][0]) == list(STUB_COLUMNS)
+
+
+def test_few_stubs_are_one_part(world: PostgresWorld, store: StubStore) -> None:
+    for number in range(60):
+        world.put_stub(message_id=f"m-{number:02}", next_check_at=NOW - timedelta(seconds=number))
+    assert [len(part) for part in world.read(store.scan_due(NOW, Scope(), 7))] == [60]
+
+
+def test_the_parts_of_a_scan_are_of_one_instant(
+    world: PostgresWorld, store: StubStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changes while they are read is not seen: no stub twice, none missing, no attempt of a later send."""
+    monkeypatch.setattr(postgresql_scan, "FEW_ROWS", 0)
+    for number in range(4):
+        world.put_stub(message_id=f"m-{number}", send_count=2, next_check_at=NOW - timedelta(seconds=4 - number))
+    with store.scan_due(NOW, Scope(), 2) as scan, world.stubs() as another:
+        assert len(scan.parts) == 2
+        world.run("producer", "UPDATE message_stub SET next_check_at = %s WHERE message_id = 'm-0'", (NOW,))
+        world.run("producer", "DELETE FROM message_stub WHERE message_id = 'm-3'")
+        world.put_attempt(message_id="m-1", outcome="sent")
+        read = [
+            (name, row["message_id"])
+            for part in scan.parts for name, rows in another.read_part(part, lambda name, table: (name, table.to_pylist()))
+            for row in rows
+        ]  # fmt: skip
+    assert sorted(read) == [("stubs", f"m-{number}") for number in range(4)]
+
+
+def test_a_part_whose_scan_has_ended_is_no_answer(world: PostgresWorld, store: StubStore) -> None:
+    world.put_stub(next_check_at=NOW)
+    with store.scan_due(NOW, Scope(), 2) as scan:
+        (part,) = scan.parts
+    with pytest.raises((StoreUnavailable, psycopg2.Error)):
+        store.read_part(part, lambda name, table: table)
 
 
 def test_a_scan_gives_instants_in_microseconds_and_keeps_null(world: PostgresWorld, store: StubStore) -> None:
@@ -199,8 +239,8 @@ def test_attempts_are_scanned_for_due_stubs_sent_more_than_once_one_row_a_group(
         world.put_stub(message_id=message_id, send_count=sends, next_check_at=due)
         world.put_attempt(message_id=message_id, outcome="sent", queue_id=0, queue_offset=5, queue_epoch="e")
     world.put_attempt(message_id="twice", send_number=2, groups=["billing", "it's"], outcome="refused")
-    rows = [row for part in world.read(store.scan_attempts(NOW, Scope(), 3)) for row in part]
-    assert list(rows[0])[: len(ATTEMPT_COLUMNS)] == list(ATTEMPT_COLUMNS)
+    rows = [row for part in world.read(store.scan_due(NOW, Scope(), 3), "attempts") for row in part]
+    assert list(rows[0]) == list(ATTEMPT_COLUMNS)
     told = {(r["message_id"], r["send_number"], r["consumer_group"], r["outcome"], r["queue_offset"]) for r in rows}
     assert told == {
         ("twice", 1, None, "sent", 5),
@@ -210,10 +250,11 @@ def test_attempts_are_scanned_for_due_stubs_sent_more_than_once_one_row_a_group(
 
 
 def test_no_secret_is_in_what_a_scan_shows(world: PostgresWorld, store: StubStore) -> None:
-    scan = store.scan_due(NOW, Scope(), 2)
-    password = scan.secret_options["password"]
+    world.put_stub(next_check_at=NOW)
+    password = urlsplit(world.server.admin_dsn("producer")).password
     assert password
-    assert password not in repr(scan) + json.dumps(dict(scan.options)) + "".join(scan.predicates) + repr(store)
+    with store.scan_due(NOW, Scope(), 2) as scan:
+        assert password not in repr(scan) + repr(store)
 
 
 def test_ids_of_any_text_come_back_as_they_were(world: PostgresWorld, store: StubStore) -> None:
@@ -368,7 +409,7 @@ def test_a_number_1_that_goes_to_some_groups_says_so_and_its_attempt_is_read(wor
     assert store.stub_table([KEY]).column("first_to_all").to_pylist() == [False]
     assert store.attempt_table([KEY]).column("consumer_group").to_pylist() == ["billing"]
     world.run("producer", "UPDATE message_stub SET next_check_at = %s", (NOW,))
-    ((row,),) = world.read(store.scan_attempts(NOW, Scope(), 1))
+    ((row,),) = world.read(store.scan_due(NOW, Scope(), 1), "attempts")
     assert (row["send_number"], row["consumer_group"]) == (1, "billing")
 
 
@@ -749,8 +790,9 @@ def test_a_store_that_does_not_answer_says_so_in_three_parts_without_its_passwor
     asks: list[Callable[[], object]] = [
         store.clock,
         lambda: store.count_due(NOW, Scope(), 1),
-        lambda: store.scan_due(NOW, Scope(), 2),
-        lambda: store.scan_attempts(NOW, Scope(), 2),
+        lambda: store.scan_due(NOW, Scope(), 2).__enter__(),
+        lambda: store.scan_window("orders", NOW, NOW, 2).__enter__(),
+        lambda: store.read_part(Part({"stubs": "SELECT 1"}), lambda name, table: table),
         lambda: store.stubs([KEY]),
         lambda: store.attempts([KEY]),
         lambda: store.contents([KEY]),

@@ -60,15 +60,10 @@ def put(url: str, statement: str | bytes, client_encoding: str = "UTF8") -> None
     connection.close()
 
 
-def scanned(url: str, stubs: PostgresStubs) -> list[tuple[Any, ...]]:
-    """As JDBC reads it: its connections always say UTF8."""
-    scan = stubs.scan_due(datetime.now(UTC) + timedelta(minutes=1), Scope(), 1)
-    connection = psycopg2.connect(url, client_encoding="UTF8")
-    with connection, connection.cursor() as cursor:
-        cursor.execute(f"SELECT message_id, tag, status FROM {scan.options['dbtable']} WHERE {scan.predicates[0]}")
-        rows = cursor.fetchall()
-    connection.close()
-    return rows
+def scanned(stubs: PostgresStubs) -> list[tuple[Any, ...]]:
+    with stubs.scan_due(datetime.now(UTC) + timedelta(minutes=1), Scope(), 1) as scan:
+        tables = [table for part in scan.parts for table in stubs.read_part(part, lambda name, table: table)]
+    return [(row["message_id"], row["tag"], row["status"]) for table in tables for row in table.to_pylist()]
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
@@ -86,7 +81,7 @@ def test_any_id_is_asked_for_and_answered_as_itself(urls: dict[tuple[str, str], 
 def test_a_row_that_is_not_utf_8_is_one_unreadable_row(urls: dict[tuple[str, str], str]) -> None:
     url = urls["SQL_ASCII", "producer"]
     with PostgresStubs("shop_a", url) as stubs:
-        rows = scanned(url, stubs)
+        rows = scanned(stubs)
     readable = [(key.message_id, key.message_id, "pending") for key in (PLAIN, CAFE, TOKYO)]
     assert sorted(rows) == sorted([*readable, ("\\x636166e9", "\\x636166e9", "unreadable")])
 

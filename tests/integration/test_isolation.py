@@ -254,7 +254,7 @@ def break_group_and_shard(world: System, monkeypatch: pytest.MonkeyPatch) -> Non
     raising(RedisStreams, "dead_letters", lambda _, group: group == "shipping")
     for name in ("clock", "floor", "log_table", "highest_logged", "received_between"):
         raising(PostgresLogs, name, lambda logs, *_: "shipping" in repr(logs))
-    for name in ("clock", "count_due", "scan_due", "scan_attempts", "stub_table", "attempt_table", "recover", "promote"):
+    for name in ("clock", "count_due", "scan_due", "stub_table", "attempt_table", "recover", "promote"):
         raising(PostgresStubs, name, lambda stubs, *_: stubs.shard == "shop_b")
 
 

@@ -18,9 +18,10 @@ import pytest
 from backstop.errors import StoreUnavailable
 from backstop.named_sql import load
 from backstop.records import Key
+from backstop.stores import postgresql_scan
 from backstop.stores.postgresql_connection import PostgresConnection
 from backstop.stores.postgresql_stubs import PostgresStubs
-from backstop.stores.protocol import STUB_COLUMNS, Scope
+from backstop.stores.protocol import Scope
 from backstop_lab.servers.child import descendants
 from store_world import PostgresWorld
 
@@ -153,25 +154,24 @@ def rows_touched(nodes: list[dict[str, Any]], table: str) -> float:
 
 
 def test_what_a_scan_reads_follows_what_is_due_and_not_history(
-    with_history: tuple[PostgresWorld, datetime],
+    with_history: tuple[PostgresWorld, datetime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, as_of = with_history
-    with world.stubs() as store:
-        scan = store.scan_due(as_of, Scope(topics=["orders"]), 4)
-        attempts = store.scan_attempts(as_of, Scope(), 4)
+    monkeypatch.setattr(postgresql_scan, "FEW_ROWS", 0)
+    with world.stubs() as store, store.scan_due(as_of, Scope(topics=["orders"]), 4) as scan:
+        parts = scan.parts
     read = 0.0
-    for predicate in scan.predicates:
-        nodes = plan_nodes(world, f"SELECT * FROM {scan.options['dbtable']} WHERE {predicate}")
+    for part in parts:
+        nodes = plan_nodes(world, part.statements["stubs"])
         assert {node.get("Index Name") for node in nodes if "Index Name" in node} == {"message_stub_due"}
         assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
         read += rows_touched(nodes, "message_stub")
-    assert len(scan.predicates) == 4
-    assert read == DUE  # each partition reads its own range, and nothing else
-    for predicate in attempts.predicates:
-        nodes = plan_nodes(world, f"SELECT * FROM {attempts.options['dbtable']} WHERE {predicate}")
+        nodes = plan_nodes(world, part.statements["attempts"])
         assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
         assert rows_touched(nodes, "message_stub") <= DUE
         assert rows_touched(nodes, "send_attempt") <= 2 * DUE
+    assert len(parts) == 4
+    assert read == DUE  # each part reads its own range, and nothing else
 
 
 def test_finding_what_is_due_and_what_was_left_under_way_reads_no_history(
@@ -190,20 +190,18 @@ def test_finding_what_is_due_and_what_was_left_under_way_reads_no_history(
     assert [node.get("Index Name") for node in nodes if "Index Name" in node] == ["message_stub_under_way"]
 
 
-def test_spark_reads_each_due_stub_once_through_the_scan(
-    with_history: tuple[PostgresWorld, datetime], spark: Any
+def test_each_due_stub_is_read_once_through_the_scan(
+    with_history: tuple[PostgresWorld, datetime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, _ = with_history
-    odd = ["it's ?", 'a "b" {fn now()}', "back\\slash", "per%cent:x", "emoji-🚚"]
+    monkeypatch.setattr(postgresql_scan, "FEW_ROWS", 0)
+    odd = ["it's ?", 'a "b" {fn now()}', "back\\slash", "per%cent:x", "emoji-🚚", "line\nend"]
     for topic in odd:
         world.put_stub(topic=topic, message_id=topic, next_check_at=datetime.now(UTC) - timedelta(hours=1))
     try:
         with world.stubs() as store:
-            scan = store.scan_due(datetime.now(UTC), Scope(topics=[*odd, "orders"]), 3)
-        properties = {**scan.options, **scan.secret_options}
-        url, table = properties.pop("url"), properties.pop("dbtable")
-        frame = spark.read.jdbc(url, table, predicates=list(scan.predicates), properties=properties)
-        rows = frame.select(*STUB_COLUMNS).collect()
+            parts = world.read(store.scan_due(datetime.now(UTC), Scope(topics=[*odd, "orders"]), 3))
+        rows = [row for part in parts for row in part]
     finally:
         world.run("producer", "DELETE FROM message_stub WHERE topic <> 'orders'")
     assert len(rows) == DUE + len(odd)
@@ -212,18 +210,17 @@ def test_spark_reads_each_due_stub_once_through_the_scan(
     assert all(isinstance(row["next_check_at"], int) for row in rows)
 
 
-def test_spark_is_refused_rows_that_row_level_security_would_hide(running: PostgresWorld, spark: Any) -> None:
+def test_rows_that_row_level_security_would_hide_are_refused(running: PostgresWorld) -> None:
     server, secret = running.server, running.server.create_role("tenant")
+    running.put_stub()
     running.run("producer", "GRANT CONNECT ON DATABASE producer TO tenant; GRANT SELECT ON message_stub TO tenant;"
                             " ALTER TABLE message_stub ENABLE ROW LEVEL SECURITY")
     try:
-        with PostgresStubs("shop_a", server.dsn("tenant", secret, "producer")) as store:
-            scan = store.scan_due(datetime.now(UTC), Scope(), 1)
-        properties = {**scan.options, **scan.secret_options}
-        url, table = properties.pop("url"), properties.pop("dbtable")
-        frame = spark.read.jdbc(url, table, predicates=list(scan.predicates), properties=properties)
-        with pytest.raises(Exception, match="would be affected by row-level security"):
-            frame.collect()
+        with (
+            PostgresStubs("shop_a", server.dsn("tenant", secret, "producer")) as store,
+            pytest.raises(StoreUnavailable, match="would be affected by row-level security"),
+        ):
+            store.scan_due(datetime.now(UTC), Scope(), 1).__enter__()
     finally:
         running.run("producer", "ALTER TABLE message_stub DISABLE ROW LEVEL SECURITY")
 

@@ -93,7 +93,9 @@ def test_a_duty_can_do_all_that_the_store_of_stubs_does(server: Postgres, logins
     now = datetime.now(UTC)
     with PostgresStubs("shop_a", as_(server, logins, "backstop_duty", "producer")) as store:
         assert store.count_due(now, Scope(), 5) == 1
-        store.scan_due(now, Scope(), 2), store.scan_attempts(now, Scope(), 2)
+        with store.scan_due(now, Scope(), 2) as scan:
+            read = [store.read_part(part, lambda name, table: (name, table.num_rows)) for part in scan.parts]
+        assert read == [[("stubs", 1)]]
         assert store.claim([Claim(KEY, 1, TOKEN, ["billing"], "r", 60, 60, 5, 5, True)]) == {KEY}
         assert store.settle([Settlement(KEY, 1, TOKEN, Outcome.SENT, Position(0, 0, "e"))]) == {KEY}
         assert store.recover(5) == []

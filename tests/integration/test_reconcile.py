@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -225,11 +225,13 @@ def test_a_stub_that_moves_between_two_ranges_of_the_scan_counts_once(
     world.consume("shipping")
     scan_due = PostgresStubs.scan_due
 
-    def read_twice(store: PostgresStubs, *given: Any) -> Scan:
-        scan = scan_due(store, *given)
-        return replace(scan, predicates=[*scan.predicates, *scan.predicates])
+    @contextmanager
+    def moves_meanwhile(store: PostgresStubs, *given: Any) -> Iterator[Scan]:
+        with scan_due(store, *given) as scan:
+            world.rows("shop_a", "UPDATE message_stub SET next_check_at = next_check_at - interval '1 hour'")
+            yield scan
 
-    monkeypatch.setattr(PostgresStubs, "scan_due", read_twice)
+    monkeypatch.setattr(PostgresStubs, "scan_due", moves_meanwhile)
     assert reconcile()["stubs_read"] == 1
     assert world.rows("control", "SELECT reason FROM quarantine") == []
     assert world.rows("control", "SELECT sum(deliveries)::int FROM verdict_count") == [(2,)]

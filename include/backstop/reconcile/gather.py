@@ -1,29 +1,29 @@
 """Gathers what the rule needs of stubs that were read: look, look up. What a run due by time and a proof of a window share.
 
-    stubs, attempts | progress | offsets, retry depth | logs | log floors, dead letters  ->  judge_batches.py
+    stubs, attempts | progress | offsets, retry depth | logs (scanned or) by key | log floors, dead letters  ->  judge_batches.py
 
 The order of reading is what makes the rule safe while messages flow; each bar is a read that ended before the next began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.reconcile import record
 from backstop.reconcile.judge_batches import Rule
-from backstop.reconcile.lookup import ATTEMPTS, with_logs
-from backstop.reconcile.quarantine import OPEN, Read, quarantine_logs, quarantine_stubs
+from backstop.reconcile.lookup import BROKEN_LOGS, BROKEN_STUBS, HELD, LOOKED_UP, MISSED, look_up
+from backstop.reconcile.packets import unpack
+from backstop.reconcile.quarantine import quarantine_logs, quarantine_stubs
 from backstop.reconcile.read import Due
-from backstop.records import StubStatus
+from backstop.reconcile.scan_logs import choose_scans, scanned_logs
 from backstop.runs.run import Run, hold
 from backstop.verdicts import frames, look
 from backstop.verdicts.evaluate import table
@@ -31,8 +31,6 @@ from backstop.verdicts.owed_since import read_owed_since
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.verdicts", "queries.sql")
-_WORTH_COMPILING = 50_000
-"""With fewer stubs than this, compiling Spark's part to bytecode costs more (seconds of every run) than it saves."""
 
 
 @dataclass(slots=True)
@@ -59,36 +57,39 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What was read, and what judges it: `held` has the columns of lookup.PACKED, `broken` those of staged_stub.
+    """What was read, and what judges it: `held` are packets of lookup.HELD.
 
     `missed`: what did not answer or cannot be judged by, and why.
     """
 
     held: DataFrame
     rule: Rule
-    broken: DataFrame
-    read: list[Read]
+    broken: Any
+    """Broken stubs, as an Arrow table of the columns of staged_stub, but for those that no staging holds."""
+    broken_stubs: int
     missed: Mapping[str, str]
     unlisted: int
     """Groups of which not all that waits for another delivery could be listed."""
+    proven: int
+    """Deliveries that a scan of the logs showed to be done."""
+    asked: int
+    """Deliveries whose log row was asked for by key."""
+    lineages: Mapping[str, str]
+    """Of each store that was scanned: its server and history, which a promotion must meet again."""
 
 
 def gather(
     spark: SparkSession, settings: Settings, connections: Connections, control: Any, run: Run, sources: Sources,
-    due: Due, phases: Phases, statuses: Sequence[StubStatus] = OPEN,
+    due: Due, phases: Phases, partitions: int,
 ) -> Gathered:  # fmt: skip
     """Every sound stub with its deliveries' logs, held fast, and the rule over them. Broken rows go to the quarantine, what
     was seen of queues and groups to the progress tables; both writes hold the run's token (RunLost)."""
-    _compile_spark(spark, False)
-    stubs, broken, read = quarantine_stubs(due.stubs, settings, control, run, statuses)
-    topics = {one.topic for one in read if one.sound}
-    _compile_spark(spark, sum(one.rows for one in read) >= _WORTH_COMPILING)
-    went_to = {(one.topic, broker) for one in read if one.sound for broker in one.brokers}
-    stubs, attempts_went_to = _with_attempts(stubs, due.attempts)
+    topics = {one.topic for one in due.read if one.sound and one.topic is not None}
+    went_to = {(one.topic, broker) for one in due.read if one.sound and one.topic is not None for broker in one.brokers}
     phases.end("read")
 
     with control, control.cursor() as cursor:
-        looks = look.look_at_groups(sources, cursor, run.as_of, topics, went_to | attempts_went_to)
+        looks = look.look_at_groups(sources, cursor, run.as_of, topics, went_to | due.attempts_went_to)
         look.look_at_shards(looks, sources, cursor, due.shards)
     with control, control.cursor() as cursor:
         hold(cursor, run)
@@ -101,10 +102,16 @@ def gather(
         "policy": policy, "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
         "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(settings)),
     }  # fmt: skip
-    held = with_logs(stubs, tables, settings, connections).localCheckpoint(eager=True)
+    scans = choose_scans(settings, sources, due, partitions)
+    logs = scanned_logs(spark, settings, connections, scans, due.buckets)
+    held = look_up(due.packets, logs, due.buckets, tables, settings, connections).localCheckpoint(eager=True)
+    told = _told(held)
+    for row in told[MISSED]:
+        sources.unreachable.setdefault(row["subject"], row["why"])
     with control, control.cursor() as cursor:
         look.look_after_logs(looks, sources, cursor)
-    quarantine_logs(held, settings, control, run)
+    broken = quarantine_stubs(told[BROKEN_STUBS], settings, control, run)
+    quarantine_logs(told[BROKEN_LOGS], settings, control, run)
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["every_decision"], {"topics": sorted(topics)})
         decisions = [dict(zip(frames.DECISION, row, strict=True)) for row in cursor.fetchall()]
@@ -118,17 +125,19 @@ def gather(
     })  # fmt: skip
     phases.end("lookup")
     missed = {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable}
-    return Gathered(held, rule, broken, read, missed, looks.unlisted)
+    looked_up = told[LOOKED_UP]
+    return Gathered(
+        held, rule, broken, len(told[BROKEN_STUBS]), missed, looks.unlisted, sum(row["proven"] for row in looked_up),
+        sum(row["asked"] for row in looked_up), scans.lineages,
+    )  # fmt: skip
 
 
-def _with_attempts(stubs: DataFrame, attempts: DataFrame) -> tuple[DataFrame, set[tuple[str, str]]]:
-    """(each stub with the list of its attempts' rows, null: it has none; topic and broker of these attempts)."""
-    by_topic = attempts.groupBy("topic").agg(f.collect_set("broker").alias("brokers")).collect()
-    if not by_topic:
-        return stubs.withColumn("attempts", f.lit(None).cast(ATTEMPTS)), set()
-    went_to = {(row["topic"], broker) for row in by_topic for broker in row["brokers"]}
-    lists = attempts.groupBy("topic", "message_id").agg(f.collect_list(f.struct(*frames.ATTEMPT)).alias("attempts"))
-    return stubs.join(lists, ["topic", "message_id"], "left"), went_to
+def _told(held: DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """The rows of all packets but HELD, by kind."""
+    told: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (BROKEN_STUBS, BROKEN_LOGS, MISSED, LOOKED_UP)}
+    for row in held.where(f"kind <> '{HELD}'").select("kind", "packet").collect():
+        told[row["kind"]] += unpack(bytes(row["packet"])).to_pylist()
+    return told
 
 
 def _doubtful_clocks(settings: Settings, looks: look.Looks, away: Mapping[str, str]) -> dict[str, str]:
@@ -142,9 +151,3 @@ def _doubtful_clocks(settings: Settings, looks: look.Looks, away: Mapping[str, s
         if not clock_good and f"shard {shard}" not in away:
             problems[f"clock of shard {shard}"] = "its clock and the control database's differ"
     return problems
-
-
-def _compile_spark(spark: SparkSession, worth_it: bool) -> None:
-    """Bytecode for large runs, an interpreter for small ones."""
-    spark.conf.set("spark.sql.codegen.wholeStage", str(worth_it).lower())
-    spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if worth_it else "NO_CODEGEN")

@@ -43,34 +43,37 @@ def judge(
             counts.add("recovered_attempts", attempts)
             for name, error in failed.items():
                 sources.missed(f"attempts of shard {name}", error)
-        due = read_due(spark, settings, sources, run.as_of, scope, partitions)
-        gathered = gather(spark, settings, connections, control, run, sources, due, phases)
+        due = read_due(spark, settings, connections, sources, run.as_of, scope, partitions)
+        gathered = gather(spark, settings, connections, control, run, sources, due, phases, partitions)
         away = len(sources.unreachable)
-    read = gathered.read
     by_verdict, share = judge_and_stage(gathered.held, gathered.rule, run.run_id, stage, settings, connections)
     phases.end("judge")
     phases.split("judge", "stage", share)
-    if not all(one.sound for one in read):
+    if gathered.broken_stubs:
         stage_stubs(gathered.broken, run.run_id, stage, settings, connections)
     with control, control.cursor() as cursor:
         hold(cursor, run)
         for row in by_verdict:
             cursor.execute(_SQL["stage_count"], {"run_id": run.run_id, "stage": stage, **row})
-        subjects = {f"shard {name}": sum(one.rows for one in read if one.shard == name) for name in settings.producers}
-        for subject in sorted({*subjects, *gathered.missed}):
+        subjects = {f"shard {name}": sum(one.rows for one in due.read if one.shard == name) for name in settings.producers}
+        lineages = {f"store {name}": lineage for name, lineage in gathered.lineages.items()}
+        for subject in sorted({*subjects, *gathered.missed, *lineages}):
             detail = gathered.missed.get(subject)
             cursor.execute(_SQL["stage_read"], {
                 "run_id": run.run_id, "stage": stage, "subject": subject, "rows_read": subjects.get(subject, 0),
-                "complete": detail is None, "detail": detail,
+                "complete": detail is None, "detail": detail, "lineage": lineages.get(subject),
             })  # fmt: skip
         phases.end("stage")
         cursor.execute(_SQL["save_phases"], {"run_id": run.run_id, "phases": record.as_json(phases.seconds)})
-    counts.add("stubs_read", sum(one.rows for one in read))
+    counts.add("stubs_read", sum(one.rows for one in due.read))
     for row in by_verdict:
         counts.add("deliveries", row["deliveries"])
         counts.add(row["verdict"].lower(), row["deliveries"])
         counts.add("eligible", row["eligible"])
     counts.add("unreachable", away)
+    counts.add("asked_by_key", gathered.asked)
+    if gathered.proven:
+        counts.add("proven_by_scan", gathered.proven)
     if gathered.unlisted:
         counts.add("retries_not_listed", gathered.unlisted)
     return counts

@@ -37,7 +37,7 @@ Batches = Iterator["pa.RecordBatch"]
 def judge_and_stage(
     held: DataFrame, rule: Rule, run_id: int, stage: int, settings: Settings, connections: Connections
 ) -> tuple[list[dict[str, Any]], float]:
-    """Judges rows of lookup.PACKED and stages verdicts and stub outcomes; returns rows of COUNTED, and which share of the time
+    """Judges packets of lookup.HELD and stages verdicts and stub outcomes; returns rows of COUNTED, and which share of the time
     was spent on staging."""
     url = connections.url(settings.control)
     schema = ", ".join(f"`{name}` {kind}" for name, kind in {**COUNTED, **_SPENT}.items())

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backstop.reconcile.lookup import unpack
+from backstop.reconcile.lookup import held_tables
 from backstop.verdicts import frames
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ class JudgedBatch:
 
 
 def judge_batches(rule: Rule, engine: Engine, batches: Iterator[pa.RecordBatch]) -> Iterator[JudgedBatch]:
-    """Rows of lookup.PACKED -> judged, one packed table after the other."""
+    """Packets of lookup.HELD -> judged, one table after the other."""
     import pyarrow.compute as pc
 
-    for held in unpack(batches):
+    for held in held_tables(batches):
         stubs = held.filter(_firsts(held))
         # These may be many: only those of these messages are given to the engine.
         mine = {

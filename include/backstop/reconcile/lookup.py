@@ -1,16 +1,20 @@
-"""Looks up what each group logged of each stub, by key and in batches, from the executors: the cost follows what is due.
+"""Looks up what each group logged of each stub, bucket by bucket, in the executors.
 
-What was found is held by Spark as packed Arrow tables, one a batch: row by row through the JVM it took three times as long
-to hand over as to judge.
+Stubs and the log rows that a scan found meet by bucket (a cogroup). The scan proves, the key denies: a valid CONSUMED row is
+final, whenever it was read. Whatever it does not prove is asked by key on the primary, now; only such an answer can say that
+a row is absent or in another state. A scan may therefore miss rows or fail: that costs lookups, never a false verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.named_sql import load
+from backstop.reconcile.packets import PACKETS, Packet, as_batch, of_kind, pack, unpack
 from backstop.verdicts import frames
 from backstop.verdicts.sources import Sources
 
@@ -18,76 +22,95 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-ATTEMPTS = f"array<struct<{', '.join(f'`{name}`: {kind}' for name, kind in frames.ATTEMPT.items())}>>"
-_STUB = {**frames.STUB, "attempts": ATTEMPTS}
 _FOUND = {"consumer_group": "string", **frames.LOG}
-_BROKEN = ["consumer_group", "topic", "message_id", "log_broken"]
-PACKED = "`held` binary, `consumer_group` string, `topic` string, `message_id` string, `log_broken` string"
-"""Either `held`: a packed table of whole stubs, each with its attempts, once for each group that owes it with the group's log
-row, or once without group when none does. Or the others: a log row that breaks its contract."""
+_BROKEN_LOG = ["consumer_group", "topic", "message_id", "log_broken"]
+_BROKEN_STUB = ["shard", "topic", "message_id", "status", "send_count", "broken"]
+HELD = "held"
+"""A table of whole stubs, each with its attempts, once for each group that owes it with the group's log row, or once without
+group when none does."""
+BROKEN_STUBS, BROKEN_LOGS, MISSED, LOOKED_UP = "broken_stubs", "broken_logs", "missed", "looked_up"
+"""Rows that break their contract; what did not answer (subject, why); how many deliveries were proven and asked."""
+_SQL = load("backstop.reconcile", "packets.sql")
+_away: dict[str, set[str]] = {}
+"""By look-up: stores that did not answer this worker. Each further wait for their time-out would tell nothing new."""
 
 
-def with_logs(
-    stubs: DataFrame, tables: Mapping[str, Any], settings: Settings, connections: Connections
+def look_up(
+    stubs: DataFrame, logs: DataFrame, buckets: int, tables: Mapping[str, Any], settings: Settings, connections: Connections
 ) -> DataFrame:
-    """Rows of STUB and their `attempts` -> rows of PACKED.
+    """Packets of stubs and attempts, and packets of scanned logs -> packets of HELD and of the other kinds above.
 
     `tables`: policy, group_tag and start_offset, as Arrow tables. A store that does not answer leaves `log_answered` false,
     never "no row".
     """
-    return stubs.select(*_STUB).mapInArrow(_lookup(dict(tables), settings, connections), PACKED)
+    # So many more partitions than buckets that two of them seldom share a task.
+    tasks = 1 if buckets == 1 else 4 * buckets
+    by_bucket = stubs.repartition(tasks, "bucket").groupBy("bucket")
+    return by_bucket.cogroup(logs.repartition(tasks, "bucket").groupBy("bucket")).applyInArrow(
+        _look_up(dict(tables), settings, connections), PACKETS
+    )
 
 
-def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The packed tables of these batches, one at a time."""
-    import pyarrow as pa
-
+def held_tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The HELD tables of these batches of packets, one at a time."""
     for batch in batches:
-        for packed in batch.column("held"):
-            if packed.is_valid:
-                with pa.ipc.open_stream(packed.as_buffer()) as stream:
-                    yield stream.read_all()
+        for kind, packet in zip(batch.column("kind"), batch.column("packet"), strict=True):
+            if kind.as_py() == HELD:
+                yield unpack(packet)
 
 
-def _pack(held: pa.Table) -> pa.RecordBatch:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    packed = pa.BufferOutputStream()
-    with pa.ipc.new_stream(packed, held.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
-        stream.write_table(held)
-    broken = held.filter(pc.is_valid(held.column("log_broken"))).select(_BROKEN)
-    rows = {"held": pa.array([packed.getvalue().to_pybytes(), *[None] * broken.num_rows], pa.binary())}
-    for name in _BROKEN:
-        rows[name] = pa.array([None, *broken.column(name).to_pylist()], pa.string())
-    return pa.RecordBatch.from_pydict(rows)
-
-
-def _lookup(
+def _look_up(
     tables: Mapping[str, Any], settings: Settings, connections: Connections
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def lookup(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
+) -> Callable[[pa.Table, pa.Table], pa.Table]:
+    name = uuid4().hex
 
-        from backstop.verdicts.evaluate import Engine
+    def prove_and_ask(stubs: pa.Table, logs: pa.Table) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from backstop.verdicts.evaluate import Engine, table
         from backstop.verdicts.read_logs import read_logs
 
-        away: set[str] = set()
+        given = of_kind(stubs, "stubs")
+        if not given:  # logs alone: nobody asked about them
+            return pa.Table.from_batches([as_batch([])])
+        away = _away.setdefault(name, set())
         engine = Engine()
         try:
+            every = engine.query(_SQL["numbered"], {"part": pa.concat_tables(given)})
+            broken = every.filter(pc.is_valid(every.column("broken")))
+            sound = every.filter(pc.is_null(every.column("broken"))).drop_columns(["broken"])
+            attempts = pa.concat_tables([table(frames.ATTEMPT, []), *of_kind(stubs, "attempts")])
+            sound = engine.query(_SQL["with_attempts"], {"part": sound, "attempt": attempts})
+            owed = engine.run("deliveries", {**tables, "stub": sound})
+            scanned = pa.concat_tables([table(frames.FOUND_LOG, []), *of_kind(logs, "logs")])
+            rest = engine.query(_SQL["not_proven"], {"owed": owed, "scanned": scanned})
+            proven = engine.query(_SQL["proven"], {"owed": owed, "scanned": scanned})
             with Sources(settings, connections) as sources:
-                for batch in batches:
-                    if batch.num_rows == 0:
-                        continue
-                    stubs = pa.Table.from_batches([batch])
-                    owed = engine.run("deliveries", {**tables, "stub": stubs})
-                    found, answered = read_logs(sources, owed, away)
-                    delivery = engine.run("delivery", {"owed": owed, "found_log": found, "answered": answered})
-                    yield _pack(_beside(stubs, delivery))
+                found, answered = read_logs(sources, rest, away)
+                missed = dict(sources.unreachable)
+            # Of a group whose every key is proven nothing was asked, and nothing is open.
+            groups, asked = (set(rows.column("consumer_group").to_pylist()) for rows in (owed, answered))
+            all_proven = table(frames.ANSWERED, [{"consumer_group": group, "answered": True} for group in groups - asked])
+            logged, answered = pa.concat_tables([found, proven]), pa.concat_tables([answered, all_proven])
+            delivery = engine.run("delivery", {"owed": owed, "found_log": logged, "answered": answered})
         finally:
             engine.close()
+        packets = [
+            Packet(0, LOOKED_UP, pack(pa.table({"proven": [owed.num_rows - rest.num_rows], "asked": [rest.num_rows]}))),
+        ]  # fmt: skip
+        if sound.num_rows:
+            packets.append(Packet(0, HELD, pack(_beside(sound, delivery))))
+        if broken.num_rows:
+            packets.append(Packet(0, BROKEN_STUBS, pack(broken.select(_BROKEN_STUB))))
+        odd = delivery.filter(pc.is_valid(delivery.column("log_broken")))
+        if odd.num_rows:
+            packets.append(Packet(0, BROKEN_LOGS, pack(odd.select(_BROKEN_LOG))))
+        if missed:
+            packets.append(Packet(0, MISSED, pack(pa.table({"subject": list(missed), "why": list(missed.values())}))))
+        return pa.Table.from_batches([as_batch(packets)])
 
-    return lookup
+    return prove_and_ask
 
 
 def _beside(stubs: pa.Table, delivery: pa.Table) -> pa.Table:

@@ -260,6 +260,28 @@ def _batches(asks: list[Ask]) -> Iterator[list[Ask]]:
         yield batch
 
 
+def _lapse_confirmations(settings: Settings, sources: Sources, control: Any, run_id: int) -> None:
+    """Where a store whose logs were scanned is another server now, or cannot say, nothing is confirmed: what the scan saw done
+    may have been lost in a failover. Those stubs stay due."""
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["scanned_stores"], {"run_id": run_id})
+        scanned = dict(cursor.fetchall())
+    for subject, lineage in scanned.items():
+        if _lineage_of(settings, sources, subject) != lineage:
+            with control, control.cursor() as cursor:
+                cursor.execute(_SQL["lapse_confirmations"], {"run_id": run_id})
+
+
+def _lineage_of(settings: Settings, sources: Sources, subject: str) -> str | None:
+    group = next((name for name, group in settings.groups.items() if f"store {group.store}" == subject), None)
+    if group is None:
+        return None
+    try:
+        return sources.logs_of(group).lineage()
+    except Unavailable:
+        return None
+
+
 def _half_promoted(control: Any, run: Run) -> list[tuple[int, Any]]:
     with control, control.cursor() as cursor:
         hold(cursor, run)
@@ -271,6 +293,7 @@ def _promote_shards(
     settings: Settings, connections: Connections, sources: Sources, control: Any, failures: Failures, run_id: int, as_of: Any
 ) -> int:
     """Moves the stubs of every reachable shard, the shards beside one another; what is left in staging is still to do."""
+    _lapse_confirmations(settings, sources, control, run_id)
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["staged_shards"], {"run_id": run_id})
         names = [name for (name,) in cursor.fetchall()]

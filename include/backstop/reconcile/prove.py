@@ -9,6 +9,7 @@ beside everything else.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from backstop.reconcile.gather import Phases, gather
 from backstop.reconcile.judge_batches import Rule, judge_batches
 from backstop.reconcile.read import read_window
 from backstop.reconcile.sign_proof import write_manifest
-from backstop.records import Counts, StubStatus
+from backstop.records import Counts
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import scope_of
 from backstop.verdicts.sources import Sources
@@ -92,8 +93,8 @@ def prove(
     phases = Phases(say)
     partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
     with Sources(settings, connections) as sources:
-        due = read_window(spark, settings, sources, window.topic, window.start, window.end, partitions)
-        gathered = gather(spark, settings, connections, control, run, sources, due, phases, list(StubStatus))
+        due = read_window(spark, settings, connections, sources, window.topic, window.start, window.end, partitions)
+        gathered = gather(spark, settings, connections, control, run, sources, due, phases, partitions)
     schema = ", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items())
     rows = gathered.held.mapInArrow(_rows(gathered.rule), schema).localCheckpoint(eager=True)
     counts = [
@@ -101,8 +102,10 @@ def prove(
         for row in rows.groupBy("consumer_group", "standing", "verdict", "reason").count().collect()
     ]
     counts.sort(key=lambda one: (one.consumer_group, one.standing, one.verdict, one.reason))
-    stubs = {row["status"] or "null": row["count"] for row in due.stubs.groupBy("status").count().collect()}
-    broken = sum(one.rows for one in gathered.read if not one.sound)
+    stubs: Counter[str] = Counter()
+    for read in due.read:
+        stubs[read.status or "null"] += read.rows
+    broken = gathered.broken_stubs
     owed = rows.select("topic", "message_id").distinct().count()
     lost = [
         (row["message_id"], row["consumer_group"], row["verdict"], row["reason"])

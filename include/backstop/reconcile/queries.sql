@@ -5,8 +5,16 @@ INSERT INTO staged_count (run_id, stage, topic, consumer_group, verdict, deliver
 VALUES (%(run_id)s, %(stage)s, %(topic)s, %(consumer_group)s, %(verdict)s, %(deliveries)s, %(eligible)s, %(newly)s);
 
 -- name: stage_read: whether a store or broker was read whole
-INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, detail)
-VALUES (%(run_id)s, %(stage)s, %(subject)s, %(rows_read)s, %(complete)s, %(detail)s);
+INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, detail, lineage)
+VALUES (%(run_id)s, %(stage)s, %(subject)s, %(rows_read)s, %(complete)s, %(detail)s, %(lineage)s);
+
+-- name: scanned_stores: whose logs the run scanned, and the lineage that they had before
+SELECT r.subject, r.lineage
+FROM staged_read r JOIN run ON run.run_id = r.run_id AND run.stage = r.stage
+WHERE r.run_id = %(run_id)s AND r.lineage IS NOT NULL;
+
+-- name: lapse_confirmations: what was found done is judged again
+DELETE FROM staged_stub WHERE run_id = %(run_id)s AND new_status = 'confirmed' AND old_status <> 'confirmed';
 
 -- name: incomplete_reads: what the run could not read
 SELECT r.subject, coalesce(r.detail, 'no reason given')

@@ -1,4 +1,4 @@
-"""Reads what is due, or a window, into Spark, once: stubs and their attempts are held fast before anything else is looked at.
+"""Scans what is due, or a window, into packets, once: held fast before anything else is looked at.
 
 `localCheckpoint` rather than a cache: a lost block then fails the job instead of being read again later, which would
 break the order of reading that makes the verdicts safe.
@@ -6,101 +6,186 @@ break the order of reading that makes the verdicts safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
+from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
+from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import StoreFailed, Unavailable
-from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS, Scan, Scope, StubStore
-from backstop.verdicts.frames import Columns
+from backstop.named_sql import load
+from backstop.reconcile.packets import PACKETS, Packet, buckets_for, by_bucket, in_batches, limits, pack, unpack
+from backstop.records import StubStatus
+from backstop.stores.protocol import Scan, Scope, StubStore
 from backstop.verdicts.sources import Sources, reason
 
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-@dataclass(slots=True)
+OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
+"""What a run over due stubs may meet."""
+_SQL = load("backstop.reconcile", "packets.sql")
+OpenScan = Callable[[StubStore], AbstractContextManager[Scan]]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """How many stubs of one shard, topic and status were read, and whether their rows are sound."""
+
+    shard: str
+    topic: str | None
+    status: str | None
+    sound: bool
+    rows: int
+    oldest: int
+    """The first created_at, in microseconds."""
+    brokers: tuple[str, ...]
+    """Where their newest copies went, as recorded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Due:
-    """What was read: `stubs` with STUB columns, `attempts`, and which shards' attempts are known."""
+    """What was read: packets of stubs (with how they are broken) and of attempts, by bucket."""
 
-    stubs: DataFrame
-    attempts: DataFrame
-    shards: dict[str, bool] = field(default_factory=dict)
-
-
-def ddl(columns: Columns) -> str:
-    """A schema in Spark's words."""
-    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+    packets: DataFrame
+    read: Sequence[Read]
+    attempts_went_to: set[tuple[str, str]]
+    """(topic, broker)"""
+    shards: Mapping[str, bool]
+    """By shard that was read: whether its attempts are known. They are read in one snapshot with the stubs."""
+    buckets: int
 
 
 def read_due(
-    spark: SparkSession, settings: Settings, sources: Sources, as_of: datetime, scope: Scope, partitions: int
-) -> Due:
+    spark: SparkSession, settings: Settings, connections: Connections, sources: Sources, as_of: datetime, scope: Scope,
+    partitions: int,
+) -> Due:  # fmt: skip
     """Every reachable shard's due stubs and attempts; an unreachable one is noted in `sources.unreachable`."""
-    return _read(
-        spark, settings, sources,
-        lambda store: store.scan_due(as_of, scope, partitions), lambda store: store.scan_attempts(as_of, scope, partitions),
-    )  # fmt: skip
+    return _read(spark, settings, connections, sources, lambda store: store.scan_due(as_of, scope, partitions), OPEN, partitions)
 
 
 def read_window(
-    spark: SparkSession, settings: Settings, sources: Sources, topic: str, start: datetime, end: datetime, partitions: int
-) -> Due:
+    spark: SparkSession, settings: Settings, connections: Connections, sources: Sources, topic: str, start: datetime,
+    end: datetime, partitions: int,
+) -> Due:  # fmt: skip
     """The same of a topic's stubs created in [start, end), whatever became of them."""
     return _read(
-        spark, settings, sources,
-        lambda store: store.scan_window(topic, start, end, partitions),
-        lambda store: store.scan_window_attempts(topic, start, end, partitions),
+        spark, settings, connections, sources, lambda store: store.scan_window(topic, start, end, partitions),
+        list(StubStatus), partitions,
     )  # fmt: skip
 
 
 def _read(
-    spark: SparkSession, settings: Settings, sources: Sources,
-    scan_stubs: Callable[[StubStore], Scan], scan_attempts: Callable[[StubStore], Scan],
+    spark: SparkSession, settings: Settings, connections: Connections, sources: Sources, scan: OpenScan,
+    statuses: Sequence[StubStatus], partitions: int,
 ) -> Due:  # fmt: skip
-    names = list(settings.producers)
-    for name in names:
-        try:
-            sources.shard(name)  # opened here: only what follows is done beside one another
-        except Unavailable as error:
-            sources.missed(f"shard {name}", error)
-    names = [name for name in names if f"shard {name}" not in sources.unreachable]
-    # One thread a shard: Spark runs their jobs side by side, and each keeps its own order, attempts after stubs.
-    with ThreadPoolExecutor(max_workers=max(1, len(names))) as threads:
-        read = threads.map(lambda name: _read_shard(spark, sources, name, scan_stubs, scan_attempts), names)
-        found = dict(zip(names, read, strict=True))
-    stubs = [stub for stub, _ in found.values() if stub is not None]
-    attempts = [attempt for _, attempt in found.values() if attempt is not None]
-    # The numbers are the same at each evaluation, because the rows and their partitions are held fast.
-    every = _union(spark, stubs, STUB_COLUMNS).withColumn("stub_id", f.monotonically_increasing_id())
-    known = {name: attempt is not None for name, (stub, attempt) in found.items() if stub is not None}
-    return Due(every, _union(spark, attempts, ATTEMPT_COLUMNS), known)
+    with ExitStack() as snapshots, ThreadPoolExecutor(max_workers=max(1, len(settings.producers))) as threads:
+        # One thread a shard: they are asked, and Spark reads them, side by side; what one of them raises is its own.
+        scans: dict[str, Scan] = {}
+        for name, (found, snapshot) in zip(
+            settings.producers, threads.map(lambda name: _open(sources, name, scan), settings.producers), strict=True
+        ):
+            snapshots.enter_context(snapshot)
+            if found is not None:
+                scans[name] = found
+        buckets = buckets_for(sum(found.rows for found in scans.values()), partitions)
+        given = limits(buckets, settings.topics, statuses)
+        shards = dict(zip(
+            scans, threads.map(lambda name: _read_shard(spark, settings, connections, sources, name, scans[name], given), scans),
+            strict=True,
+        ))  # fmt: skip
+    answered = {name: found for name, found in shards.items() if found is not None}
+    frames = [found.packets for found in answered.values() if found.packets is not None]
+    read = [
+        Read(row["shard"], row["topic"], row["status"], row["sound"], row["rows"], row["oldest"] or 0,
+             tuple(broker for broker in row["brokers"] if broker is not None))
+        for found in answered.values() for table in found.read for row in table.to_pylist()
+    ]  # fmt: skip
+    sent_to = {
+        (row["topic"], row["broker"]) for found in answered.values() for table in found.sent_to for row in table.to_pylist()
+    }
+    packets = reduce(DataFrame.union, frames) if frames else spark.createDataFrame([], PACKETS)
+    return Due(packets, read, sent_to, dict.fromkeys(answered, True), buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    packets: DataFrame | None
+    read: Sequence[Any]
+    sent_to: Sequence[Any]
+
+
+def _open(sources: Sources, name: str, scan: OpenScan) -> tuple[Scan | None, ExitStack]:
+    """The shard's scan and what ends it; null: it did not answer, which is noted."""
+    stack = ExitStack()
+    try:
+        return stack.enter_context(scan(sources.shard(name))), stack
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this shard's alone
+        stack.close()
+        sources.missed(f"shard {name}", _as_unavailable(sources, name, reason(error), error))
+        return None, stack
 
 
 def _read_shard(
-    spark: SparkSession, sources: Sources, name: str,
-    scan_stubs: Callable[[StubStore], Scan], scan_attempts: Callable[[StubStore], Scan],
-) -> tuple[DataFrame | None, DataFrame | None]:  # fmt: skip
-    """(its stubs, its attempts), held fast; null and everything after it: it did not answer."""
-    store = sources.shard(name)
+    spark: SparkSession, settings: Settings, connections: Connections, sources: Sources, name: str, scan: Scan,
+    given: Mapping[str, Any],
+) -> _Shard | None:  # fmt: skip
+    """Its packets, held fast, and what they hold; null: it did not answer."""
+    if not scan.parts:
+        return _Shard(None, [], [])
     try:
-        stubs = _load(spark, scan_stubs(store), STUB_COLUMNS).localCheckpoint(eager=True)
-    except (Unavailable, Py4JJavaError, PySparkException) as error:
-        sources.missed(f"shard {name}", _as_unavailable(sources, name, error))
-        return None, None
-    try:
-        return stubs, _load(spark, scan_attempts(store), ATTEMPT_COLUMNS).localCheckpoint(eager=True)
-    except (Unavailable, Py4JJavaError, PySparkException) as error:
-        sources.missed(f"shard {name}", _as_unavailable(sources, name, error))
-        return stubs, None
+        numbers = spark.range(0, len(scan.parts), 1, len(scan.parts))
+        read = numbers.mapInArrow(_scan_stubs(settings, connections, name, scan.parts, given), PACKETS)
+        read = read.localCheckpoint(eager=True)
+        told = [(row["kind"], row["packet"]) for row in read.where("kind NOT IN ('stubs', 'attempts')").collect()]
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this shard's alone
+        sources.missed(f"shard {name}", _as_unavailable(sources, name, reason(error), error))
+        return None
+    for kind, packet in told:
+        if kind == "failed":
+            sources.missed(f"shard {name}", _as_unavailable(sources, name, bytes(packet).decode()))
+            return None
+    tables: dict[str, list[Any]] = {"read": [], "sent_to": []}
+    for kind, packet in told:
+        tables[kind].append(unpack(bytes(packet)))
+    return _Shard(read, tables["read"], tables["sent_to"])
 
 
-def _as_unavailable(sources: Sources, shard: str, error: Exception) -> Unavailable:
+def _scan_stubs(
+    settings: Settings, connections: Connections, name: str, parts: Sequence[Any], given: Mapping[str, Any]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def scan_stubs(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from backstop.verdicts.evaluate import Engine
+
+        engine = Engine()
+
+        def packets_of(kind: str, part: pa.Table) -> list[Packet]:
+            dealt = engine.query(_SQL[kind], {"part": part, **given})
+            about = "read" if kind == "stubs" else "sent_to"
+            return [*by_bucket(kind, dealt), Packet(0, about, pack(engine.query(_SQL[about], {"part": dealt})))]
+
+        try:
+            with Sources(settings, connections) as sources:
+                for batch in numbers:
+                    for number in batch.column("id").to_pylist():
+                        for packets in sources.shard(name).read_part(parts[number], packets_of):
+                            yield from in_batches(packets)
+        except Unavailable as error:
+            # The other parts of the shard are thrown away with it: half of a shard is no answer.
+            yield from in_batches([Packet(0, "failed", error.what.encode())])
+        finally:
+            engine.close()
+
+    return scan_stubs
+
+
+def _as_unavailable(sources: Sources, shard: str, why: str, error: Exception | None = None) -> Unavailable:
     """Spark wraps a lost database in errors of its own; only the store can say whether it is away.
 
     Another fault is the shard's alone, too: the run ends red with it, and judges the other shards.
@@ -112,23 +197,7 @@ def _as_unavailable(sources: Sources, shard: str, error: Exception) -> Unavailab
     except Unavailable as gone:
         return gone
     return StoreFailed(
-        f"The stubs of shard {shard} could not be read: {reason(error).rstrip('.')}.",
+        f"The stubs of shard {shard} could not be read: {why.rstrip('.')}.",
         kept="Its stubs stay due, and nothing of them is resent; the other shards were judged.",
         next_step="Correct what is named; the next run reads it again.",
     )
-
-
-def _load(spark: SparkSession, scan: Scan, columns: Columns) -> DataFrame:
-    if scan.format == "jdbc":
-        options = {**scan.options, **scan.secret_options}
-        url, table = options.pop("url"), options.pop("dbtable")
-        frame = spark.read.jdbc(url, table, predicates=list(scan.predicates), properties=options)
-    else:
-        whole = spark.read.format(scan.format).options(**scan.options, **scan.secret_options).load()
-        frame = reduce(DataFrame.union, [whole.where(predicate) for predicate in scan.predicates])
-    # The schema is met on the way in: a store that gives other columns fails here, by name.
-    return frame.select(*[f.col(name).cast(kind).alias(name) for name, kind in columns.items()])
-
-
-def _union(spark: SparkSession, frames: list[DataFrame], columns: Columns) -> DataFrame:
-    return reduce(DataFrame.union, frames) if frames else spark.createDataFrame([], ddl(columns))

@@ -8,7 +8,7 @@ that nobody reads.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from backstop.config.settings import Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
 
 STAGED_VERDICT = (
     "shard", "topic", "message_id", "consumer_group", "verdict", "reason", "eligible", "send_count", "case_kind",
@@ -33,24 +32,14 @@ _READ = {
     "evidence": "jsonb_strip_nulls(evidence)",
 }  # fmt: skip
 """How a column is read from the incoming rows, whose instants are microseconds; all others as they are."""
-Batches = Iterator["pa.RecordBatch"]
 
 
-def stage_stubs(frame: DataFrame, run_id: int, stage: int, settings: Settings, connections: Connections) -> None:
+def stage_stubs(rows: pa.Table, run_id: int, stage: int, settings: Settings, connections: Connections) -> None:
     """Stages rows of STAGED_STUB as they are (instants in microseconds)."""
-    url = connections.url(settings.control)
-
-    def copy(batches: Batches) -> Batches:
-        import pyarrow as pa
-
-        with closing(connect_staging(url)) as connection, connection, connection.cursor() as cursor:
-            open_incoming(cursor, "staged_stub", STAGED_STUB)
-            for batch in batches:
-                fill_incoming(cursor, "staged_stub", STAGED_STUB, run_id, stage, pa.Table.from_batches([batch]))
-            keep_incoming(cursor, "staged_stub", STAGED_STUB)
-        yield pa.RecordBatch.from_pydict({"rows": pa.array([], pa.int64())})
-
-    frame.select(*STAGED_STUB).mapInArrow(copy, "`rows` bigint").collect()
+    with closing(connect_staging(connections.url(settings.control))) as connection, connection, connection.cursor() as cursor:
+        open_incoming(cursor, "staged_stub", STAGED_STUB)
+        fill_incoming(cursor, "staged_stub", STAGED_STUB, run_id, stage, rows)
+        keep_incoming(cursor, "staged_stub", STAGED_STUB)
 
 
 def connect_staging(url: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 FORKED_WITH = (
     "pandas", "pyarrow.compute", "duckdb", "psycopg2", "backstop.verdicts.evaluate", "backstop.reconcile.lookup",
-    "backstop.reconcile.judge_and_stage",
+    "backstop.reconcile.read", "backstop.reconcile.scan_logs", "backstop.reconcile.judge_and_stage",
 )
 
 

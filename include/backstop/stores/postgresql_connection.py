@@ -38,6 +38,8 @@ STATEMENT_TIMEOUT = timedelta(seconds=60)
 GRACE = 5.0
 """Seconds that a server gets beyond its own limit before the line is cut from this side."""
 _TRIES = 4
+_PIECE = 16 * 2**20
+"""Bytes of COPY that are read into one Arrow table: some 75,000 stubs."""
 _NOT_REPLICATED = "synchronous replication"
 """In the warning of a COMMIT whose wait for a standby was cancelled (pg_cancel_backend): the change is there, and a failover may
 lose it. The driver shows no SQLSTATE of a warning, so that only a server with English messages is understood."""
@@ -92,8 +94,8 @@ class PostgresConnection:
             raise self._unavailable(NOT_A_URL)
         return parameters
 
-    def run(self, work: Callable[[Cursor], T]) -> T:
-        """What `work` returns, committed.
+    def run(self, work: Callable[[Cursor], T], *, commit: bool = True) -> T:
+        """What `work` returns, committed; or with its transaction left open, until `close`.
 
         `work` may be called again: after a deadlock, and when a connection that was idle turns out to be
         gone before anything was committed. A connection lost during the commit is never repeated here:
@@ -107,6 +109,8 @@ class PostgresConnection:
                 with self._alarmed() as connection:
                     with connection.cursor() as cursor:
                         result = work(cursor)
+                    if not commit:
+                        return result
                     committing = True
                     connection.notices.clear()
                     connection.commit()
@@ -180,6 +184,46 @@ class PostgresConnection:
 
         return read_copy(self.run(work), columns)
 
+    def copy_parts(
+        self, statements: Mapping[str, str], columns: Mapping[str, Mapping[str, str]], snapshot: str | None,
+        keep: Callable[[str, Any], T],
+    ) -> list[T]:  # fmt: skip
+        """What `keep` makes of each Arrow table of these SELECTs, by COPY, a few megabytes at a time, in a snapshot that another
+        session exported. `keep` is called again for all of them when `run` tries again. Raises StoreUnavailable."""
+        from backstop.stores.arrow import read_copy
+
+        def work(cursor: Cursor) -> list[T]:
+            if snapshot is not None:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
+            kept: list[T] = []
+            for name, statement in statements.items():
+                rows = _Rows(lambda text: kept.append(keep(name, read_copy(text, columns[name]))))  # noqa: B023 - called at once
+                cursor.copy_expert(f"COPY ({statement}) TO STDOUT (FORMAT csv)", rows)
+                rows.end()
+            return kept
+
+        return self.run(work)
+
+    @contextmanager
+    def snapshot(self, work: Callable[[Cursor, str], T]) -> Iterator[T]:
+        """What `work` returns of a read-only transaction and of the name by which other sessions read as of the same instant,
+        until the context ends; on a connection of its own. Raises StoreUnavailable."""
+        holder = PostgresConnection(self.subject, self._url)
+
+        def export(cursor: Cursor) -> T:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            # Its parts are read by others, for as long as that takes.
+            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            cursor.execute("SELECT pg_export_snapshot()")
+            ((name,),) = cursor.fetchall()
+            return work(cursor, name)
+
+        try:
+            yield holder.run(export, commit=False)
+        finally:
+            holder.close()
+
     def close(self) -> None:
         """Safe to call twice; the next `run` opens again."""
         connection, self._connection = self._connection, None
@@ -238,6 +282,27 @@ class PostgresConnection:
             kept="Nothing was decided from its silence; what it had committed is there.",
             next_step=next_step,
         )
+
+
+class _Rows:
+    """Takes what COPY sends, row by row, and gives it on in pieces of whole rows."""
+
+    def __init__(self, give: Callable[[bytes], None]) -> None:
+        self._give = give
+        self._rows: list[bytes] = []
+        self._size = 0
+
+    def write(self, row: bytes) -> None:
+        self._rows.append(row)
+        self._size += len(row)
+        if self._size >= _PIECE:
+            self.end()
+
+    def end(self) -> None:
+        """Gives on what is left; without rows, nothing."""
+        if self._rows:
+            self._give(b"".join(self._rows))
+            self._rows, self._size = [], 0
 
 
 def _instant(value: str | bytes | None, cursor: Cursor) -> Any:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
 from backstop.named_sql import load
 from backstop.records import Key, LogRow
 from backstop.stores.postgresql_check import check
-from backstop.stores.postgresql_connection import PostgresConnection, columns
+from backstop.stores.postgresql_connection import PostgresConnection, columns, readable
 from backstop.stores.postgresql_privileges import CONSUMER
-from backstop.stores.protocol import LOG_COLUMNS
+from backstop.stores.postgresql_scan import parts_of
+from backstop.stores.protocol import LOG_COLUMNS, PART_COLUMNS, Part, Scan
 
 _SQL = load("backstop.stores", "postgresql_logs.sql")
 _ROW = f"SELECT {_SQL['row_columns']}, {_SQL['broken']} AS broken"
@@ -22,6 +26,7 @@ _NOTHING = (None,) * 12
 """The columns of row_columns after the key, of a row that cannot be read."""
 _CHUNK = 10_000
 """Keys of one statement."""
+T = TypeVar("T")
 
 
 class PostgresLogs:
@@ -61,6 +66,30 @@ class PostgresLogs:
         ordered = f"SELECT {', '.join(LOG_COLUMNS)} FROM ({select}) AS found"
         return self._connection.copy(ordered, _of_keys(group, self._connection.storable_keys(keys)), LOG_COLUMNS)
 
+    def scan_done(self, groups: Mapping[str, datetime], worth: Mapping[str, float], partitions: int) -> Scan | None:
+        def cut(cursor: Cursor) -> Scan | None:
+            cursor.execute(_SQL["one_row_a_key"])
+            if cursor.fetchall() != [(True,)]:
+                return None
+            parts, total = [], 0
+            for group, since in groups.items():
+                cursor.execute(f"EXPLAIN (FORMAT JSON) {_SQL['since']}", {"group": group, "since": since})
+                ((plan,),) = cursor.fetchall()
+                rows = int(plan[0]["Plan"]["Plan Rows"])
+                if rows < worth[group]:
+                    total += rows
+                    parts += _parts(cursor, group, since, parts_of(rows, partitions))
+            return Scan(parts, total) if parts else None
+
+        return self._connection.run(cut)
+
+    def read_part(self, part: Part, keep: Callable[[str, Any], T]) -> list[T]:
+        return self._connection.copy_parts(part.statements, PART_COLUMNS, part.snapshot, keep)
+
+    def lineage(self) -> str:
+        ((name,),) = self._connection.rows(_SQL["lineage"])
+        return str(name)
+
     def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:
         values = {"group": group, "start": start, "end": end, "limit": limit}
         return [_log(group, row) for row in self._connection.rows(f"{_ROW} {_SQL['received_between']}", values)]
@@ -83,6 +112,21 @@ class PostgresLogs:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _parts(cursor: Cursor, group: str, since: datetime, number: int) -> list[Part]:
+    """Ranges of equal length from `since` to now; the last has no end."""
+    cursor.execute(_SQL["clock"])
+    ((now,),) = cursor.fetchall()
+    step = (now - since) / number
+    ends = [*(since + step * place for place in range(number)), "infinity"]
+    done = f"SELECT l.consumer_group, {_SQL['rule_columns']}, {_SQL['broken']} AS log_broken {_SQL['done_between']}"
+    parts = []
+    for start, end in pairwise(ends):
+        select = readable(cursor, done, PART_COLUMNS["logs"])
+        text = cursor.mogrify(select, {"group": group, "start": start, "end": end}).decode()
+        parts.append(Part({"logs": f"SELECT {', '.join(PART_COLUMNS['logs'])} FROM ({text}) AS l WHERE log_broken IS NULL"}))
+    return parts
 
 
 def _of_keys(group: str, keys: Sequence[Key]) -> dict[str, Any]:

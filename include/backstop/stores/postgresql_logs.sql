@@ -37,6 +37,27 @@ CROSS JOIN LATERAL (
     SELECT * FROM consumer_log m
     WHERE m.consumer_group = %(group)s::text AND m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) l;
 
+-- name: one_row_a_key: whether the table lets a key have one row only
+SELECT EXISTS (
+    SELECT 1 FROM pg_index i
+    WHERE i.indrelid = 'consumer_log'::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
+        AND i.indexprs IS NULL AND i.indnkeyatts = 3 AND (
+            SELECT array_agg(a.attname::text ORDER BY a.attname) FROM pg_attribute a
+            WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:2])
+        ) = ARRAY['consumer_group', 'message_id', 'topic']);
+
+-- name: lineage: the server's own name, and how often its history was forked (a failover, a restore)
+SELECT (SELECT system_identifier FROM pg_control_system())::text || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
+
+-- name: since: for an estimate, one group's rows first received since an instant
+SELECT 1 FROM consumer_log l
+WHERE l.consumer_group = %(group)s::text AND l.first_received_at >= %(since)s::timestamptz;
+
+-- name: done_between: one group's valid CONSUMED rows first received in [start, end); final, whenever they are read
+FROM consumer_log l
+WHERE l.consumer_group = %(group)s::text AND l.state = 'CONSUMED'
+    AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz;
+
 -- name: received_between: one group's rows first received in [start, end), oldest first
 FROM consumer_log l
 WHERE l.consumer_group = %(group)s::text

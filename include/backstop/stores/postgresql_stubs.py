@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,11 +21,13 @@ from backstop.stores.postgresql_privileges import PRODUCER
 from backstop.stores.postgresql_scan import scan
 from backstop.stores.protocol import (
     ATTEMPT_COLUMNS,
+    PART_COLUMNS,
     STUB_COLUMNS,
     Claim,
     Handed,
     Life,
     Neighbours,
+    Part,
     Recorded,
     Scan,
     Scope,
@@ -66,24 +69,24 @@ class PostgresStubs:
         ((number,),) = self._connection.rows(_SQL["count_due"], values)
         return int(number)
 
-    def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
+    def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> AbstractContextManager[Scan]:
+        selects = {
+            "stubs": f"{_SQL['stub_columns']} {_SQL['of_due']}",
+            "attempts": f"{_SQL['attempt_columns']} {_SQL['attempts_of_due']}",
+        }
         values = {**scope_values(as_of, scope), "shard": self._shard}
-        select = f"{_SQL['stub_columns']} {_SQL['of_due']}"
-        return scan(self._connection, select, STUB_COLUMNS, _SQL["bounds"], values, partitions)
+        return scan(self._connection, selects, _SQL["bounds"], values, partitions)
 
-    def scan_attempts(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
-        select = f"{_SQL['attempt_columns']} {_SQL['attempts_of_due']}"
-        return scan(self._connection, select, ATTEMPT_COLUMNS, _SQL["bounds"], scope_values(as_of, scope), partitions)
-
-    def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
+    def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> AbstractContextManager[Scan]:
+        selects = {
+            "stubs": f"{_SQL['stub_columns']} {_SQL['of_window']}",
+            "attempts": f"{_SQL['attempt_columns']} {_SQL['attempts_of_window']}",
+        }
         values = {"topic": topic, "created_from": start, "created_to": end, "shard": self._shard}
-        select = f"{_SQL['stub_columns']} {_SQL['of_window']}"
-        return scan(self._connection, select, STUB_COLUMNS, _SQL["window_bounds"], values, partitions)
+        return scan(self._connection, selects, _SQL["window_bounds"], values, partitions)
 
-    def scan_window_attempts(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
-        values = {"topic": topic, "created_from": start, "created_to": end}
-        select = f"{_SQL['attempt_columns']} {_SQL['attempts_of_window']}"
-        return scan(self._connection, select, ATTEMPT_COLUMNS, _SQL["window_bounds"], values, partitions)
+    def read_part(self, part: Part, keep: Callable[[str, Any], T]) -> list[T]:
+        return self._connection.copy_parts(part.statements, PART_COLUMNS, part.snapshot, keep)
 
     def stub_table(self, keys: Sequence[Key]) -> Any:
         select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL['of_keys']}) AS found"

@@ -16,8 +16,8 @@ SELECT count(*) FROM (
     LIMIT %(limit)s
 ) due;
 
--- name: bounds: the instants (as text) that cut what is due into ranges of equal size, over the due index
-SELECT (percentile_disc(%(fractions)s::float8[]) WITHIN GROUP (ORDER BY s.next_check_at))::text[]
+-- name: bounds: how many stubs are due, and the instants (as text) that cut them into ranges of equal size, over the due index
+SELECT count(*), (percentile_disc(%(fractions)s::float8[]) WITHIN GROUP (ORDER BY s.next_check_at))::text[]
 FROM message_stub s
 WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz;
 
@@ -59,9 +59,12 @@ WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
 FROM message_stub s
 WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestamptz AND s.created_at < %(created_to)s::timestamptz;
 
--- name: window_bounds: the instants (as text) that cut a window into ranges of equal length
-SELECT array_agg((%(created_from)s::timestamptz + (%(created_to)s::timestamptz - %(created_from)s::timestamptz) * f)::text
-    ORDER BY f)
+-- name: window_bounds: how many stubs of a topic a window holds, and the instants (as text) that cut it into ranges of equal length
+SELECT (SELECT count(*) FROM message_stub s
+        WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestamptz
+            AND s.created_at < %(created_to)s::timestamptz),
+    array_agg((%(created_from)s::timestamptz + (%(created_to)s::timestamptz - %(created_from)s::timestamptz) * f)::text
+        ORDER BY f)
 FROM unnest(%(fractions)s::float8[]) AS f;
 
 -- name: of_keys: ... of the stubs asked for

@@ -7,11 +7,12 @@ Every method raises StoreUnavailable when the store does not answer: silence is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from backstop.brokers.protocol import Finding
 from backstop.records import Attempt, Key, LogRow, Message, Outcome, Position, Stub
@@ -27,19 +28,21 @@ LAST_NUMBER: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A table that Spark's readers can load in parallel: one partition a predicate.
+    """A bulk read in parts that executors do beside one another, each with a store of its own (`read_part`).
 
-    `format` and `options` go to `spark.read`; `secret_options` too, but are never logged or stored.
-    Columns are those of `STUB_COLUMNS` or `ATTEMPT_COLUMNS`, instants as microseconds since 1970 (bigint).
+    A part is what this kind of store makes of it; it holds no secret. `rows`: how many were counted or estimated.
     """
 
-    format: str
-    options: Mapping[str, str]
-    secret_options: Mapping[str, str]
-    predicates: Sequence[str]
+    parts: Sequence[Any]
+    rows: int
 
-    def __repr__(self) -> str:
-        return f"Scan({self.format}, {len(self.predicates)} partitions)"
+
+class Part(NamedTuple):
+    """One range of a bulk read of an SQL database: whole statements by the name of what they give ("stubs", "attempts",
+    "logs"), and the snapshot that all parts of the scan share (null: each reads what is there now)."""
+
+    statements: Mapping[str, str]
+    snapshot: str | None = None
 
 
 STUB_COLUMNS: Mapping[str, str] = {
@@ -67,6 +70,13 @@ LOG_COLUMNS: Mapping[str, str] = {
     "lease_expires_at": "bigint", "log_updated_at": "bigint", "log_consumed_at": "bigint",
 }  # fmt: skip
 """What a verdict needs of a log row; `log_broken` says how it breaks its contract, null when it keeps it."""
+
+PART_COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "stubs": STUB_COLUMNS, "attempts": ATTEMPT_COLUMNS, "logs": {"consumer_group": "string", **LOG_COLUMNS},
+}  # fmt: skip
+"""What a part of a scan gives, by name. Instants are microseconds since 1970 (bigint)."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,20 +192,18 @@ class StubStore(Protocol):
         """How many pending stubs have next_check_at <= as_of, counted up to `limit`."""
         ...
 
-    def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
-        """The due stubs with STUB_COLUMNS, in about `partitions` ranges of equal size over the due index."""
+    def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> AbstractContextManager[Scan]:
+        """The due stubs, and the attempts of those that were sent more than once or first to some groups alone, all of one
+        instant: parts can be read until the context ends. `partitions`: ranges of equal size at least, where rows are many."""
         ...
 
-    def scan_attempts(self, as_of: datetime, scope: Scope, partitions: int) -> Scan:
-        """The attempts (ATTEMPT_COLUMNS) of due stubs that were sent more than once, or first to some groups alone."""
+    def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> AbstractContextManager[Scan]:
+        """The same of a topic's stubs created in [start, end), whatever their status."""
         ...
 
-    def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
-        """A topic's stubs created in [start, end), whatever their status, with STUB_COLUMNS."""
-        ...
-
-    def scan_window_attempts(self, topic: str, start: datetime, end: datetime, partitions: int) -> Scan:
-        """The attempts (ATTEMPT_COLUMNS) of those of them that were sent more than once."""
+    def read_part(self, part: Any, keep: Callable[[str, Any], T]) -> list[T]:
+        """Reads a part of a scan, perhaps in another process; what `keep` makes of each name and Arrow table of
+        PART_COLUMNS, stubs first. `keep` may be called again for all of them, when the first try was lost."""
         ...
 
     def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
@@ -324,6 +332,20 @@ class LogStore(Protocol):
 
     def log_table(self, group: str, keys: Sequence[Key]) -> Any:
         """By key, on the primary: an Arrow table of LOG_COLUMNS; a key that is absent from it has no row."""
+        ...
+
+    def scan_done(self, groups: Mapping[str, datetime], worth: Mapping[str, float], partitions: int) -> Scan | None:
+        """The groups' valid CONSUMED rows first received at or after an instant of each, for those groups with fewer rows
+        since then than `worth`; null: none, or the table does not hold one row for one key, so that a row found by scan is
+        not all that is known of its key."""
+        ...
+
+    def read_part(self, part: Any, keep: Callable[[str, Any], T]) -> list[T]:
+        """As StubStore.read_part; gives "logs"."""
+        ...
+
+    def lineage(self) -> str:
+        """Names this server and its history: another one after a failover or a restore."""
         ...
 
     def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:

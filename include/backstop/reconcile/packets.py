@@ -1,0 +1,106 @@
+"""Arrow tables as single values, so that Spark hands over packets of thousands of rows and never a row.
+
+A row of a packet frame is one packet: what it holds (`kind`), the bucket of its keys, and the table (Arrow's stream, lz4). All
+rows of one key are in one bucket, whichever store they came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backstop.records import ID_BYTES, TOPIC_BYTES
+from backstop.stores.protocol import EARLIEST, LAST_NUMBER, LATEST
+from backstop.verdicts.frames import micros
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PACKETS = "`bucket` int, `kind` string, `packet` binary"
+STUBS_OF_BUCKET = 75_000
+"""With more the engine gains nothing, with 10,000 half its time goes into planning; two groups of so many take some 80 MB."""
+FEW_STUBS = 10_000
+
+
+def buckets_for(stubs: int, partitions: int) -> int:
+    """Into how many buckets so many stubs are dealt: few make one, more keep every core at work."""
+    return 1 if stubs <= FEW_STUBS else max(partitions, -(-stubs // STUBS_OF_BUCKET))
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One row of a packet frame."""
+
+    bucket: int
+    kind: str
+    packet: bytes
+
+
+def pack(table: pa.Table) -> bytes:
+    """The table as one value."""
+    import pyarrow as pa
+
+    packed = pa.BufferOutputStream()
+    with pa.ipc.new_stream(packed, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
+        stream.write_table(table)
+    return bytes(packed.getvalue().to_pybytes())
+
+
+def unpack(packet: Any) -> pa.Table:
+    """The inverse of `pack`; also takes an Arrow scalar."""
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(packet if isinstance(packet, bytes) else packet.as_buffer()) as stream:
+        return stream.read_all()
+
+
+def of_kind(packets: pa.Table, kind: str) -> list[pa.Table]:
+    """The tables of one kind, in a table of packets."""
+    import pyarrow.compute as pc
+
+    return [unpack(packet) for packet in packets.filter(pc.equal(packets.column("kind"), kind)).column("packet")]
+
+
+def by_bucket(kind: str, table: pa.Table) -> list[Packet]:
+    """The rows of a table with a column `bucket`, which is left out, as one packet a bucket."""
+    import pyarrow.compute as pc
+
+    buckets = table.column("bucket")
+    rows = table.drop_columns(["bucket"])
+    present = pc.unique(buckets).to_pylist()
+    if len(present) == 1:
+        return [Packet(present[0], kind, pack(rows))]
+    return [Packet(bucket, kind, pack(rows.filter(pc.equal(buckets, bucket)))) for bucket in present]
+
+
+def as_batch(packets: Iterable[Packet]) -> pa.RecordBatch:
+    """Rows of PACKETS."""
+    import pyarrow as pa
+
+    rows = list(packets)
+    return pa.RecordBatch.from_pydict({
+        "bucket": pa.array([row.bucket for row in rows], pa.int32()), "kind": pa.array([row.kind for row in rows], pa.string()),
+        "packet": pa.array([row.packet for row in rows], pa.binary()),
+    })  # fmt: skip
+
+
+def in_batches(packets: Iterable[Packet]) -> Iterator[pa.RecordBatch]:
+    """One batch a packet: Spark's hand-over holds one at a time."""
+    for packet in packets:
+        yield as_batch([packet])
+
+
+def limits(buckets: int, topics: Iterable[str], statuses: Iterable[str]) -> dict[str, Any]:
+    """The relations beside the rows that the texts of packets.sql read."""
+    import pyarrow as pa
+
+    return {
+        "dealt": pa.table({"buckets": pa.array([buckets], pa.int32())}),
+        "bound": pa.table({
+            "id_bytes": [ID_BYTES], "topic_bytes": [TOPIC_BYTES], "last_number": [LAST_NUMBER],
+            "earliest": [micros(EARLIEST)], "latest": [micros(LATEST)],
+        }),
+        "known_topic": pa.table({"topic": pa.array(list(topics), pa.string())}),
+        "met_status": pa.table({"status": pa.array([str(status) for status in statuses], pa.string())}),
+    }  # fmt: skip
