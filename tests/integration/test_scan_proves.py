@@ -1,0 +1,231 @@
+"""The scan proves, the key denies: with a scan of the logs every verdict is what it is by key alone, whatever the scan misses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from backstop.config.connections import Connections
+from backstop.reconcile import gather, packets, scan_logs
+from backstop.reconcile.judge import judge
+from backstop.reconcile.promote import promote
+from backstop.reconcile.run_once import run_once
+from backstop.records import Counts, Key
+from backstop.runs.run import close_run, open_run
+from backstop.stores import postgresql_scan
+from backstop.stores.postgresql_logs import PostgresLogs
+from backstop.stores.protocol import LAST_NUMBER, Part, Scan, Scope
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from system import System, build_template, system
+
+STUBS = 90
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
+        build_template(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
+        yield server
+
+
+@pytest.fixture
+def world(postgres: Postgres, valkey: Valkey) -> Iterator[System]:
+    with system(postgres, valkey) as running:
+        yield running
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are read as many are: in ranges, buckets and by a scan."""
+    monkeypatch.setattr(postgresql_scan, "FEW_ROWS", 0)
+    monkeypatch.setattr(packets, "FEW_STUBS", 0)
+    monkeypatch.setattr(scan_logs, "KEYS_WORTH_A_SCAN", 1)
+    monkeypatch.setattr(scan_logs, "ROWS_FOR_A_KEY", 1e6)
+
+
+def fill(world: System, seed: int) -> int:
+    """Stubs and logs of every kind, drawn by `seed`; returns how many deliveries a valid CONSUMED row proves."""
+    draw = random.Random(seed)
+    world.rows("billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_consumed_has_time")
+    proven = 0
+    for number in range(STUBS):
+        shard, name = draw.choice(["shop_a", "shop_b"]), f"m-{number}"
+        kind = draw.choice(["sent", "sent", "sent", "sent", "never", "twice", "older_epoch", "broken", "unknown_topic"])
+        if kind == "sent":
+            key = world.sent(name, shard=shard)
+        elif kind == "never":
+            key = world.stub(name, shard=shard, send_count=0)
+        elif kind == "twice":
+            key = world.sent(name, shard=shard)
+            world.rows(shard, "UPDATE message_stub SET send_count = 2, queue_offset = NULL WHERE message_id = %s", name)
+            world.rows(
+                shard, "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome, groups)"
+                " VALUES ('orders', %s, 2, 'reconcile', now(), 'unknown', %s)", name, ["billing"],
+            )  # fmt: skip
+        elif kind == "older_epoch":
+            key = world.stub(name, shard=shard, queue_id=0, queue_offset=5, queue_epoch="before", broker="embedded")
+        elif kind == "broken":
+            key = world.stub(name, shard=shard, send_count=LAST_NUMBER)
+        else:
+            key = world.stub(name, "nobody-knows-it", shard=shard)
+        if kind == "sent" and draw.random() < 0.1:
+            world.stub(name, shard="shop_a" if shard == "shop_b" else "shop_b")  # the same promise twice
+            kind = "broken"
+        for group in ("billing", "shipping"):
+            proven += put_log(world, key, group, draw) and kind not in ("broken", "unknown_topic")
+    for group in ("billing", "shipping"):
+        subscription = world.broker.subscribe(group, ["orders"], "worker")
+        for _ in range(3):  # some are passed, some are ahead
+            subscription.acknowledge(subscription.fetch(10, timedelta(milliseconds=20)))
+        subscription.close()
+    return proven
+
+
+def put_log(world: System, key: Key, group: str, draw: random.Random) -> bool:
+    """Whether a valid CONSUMED row is there."""
+    state = draw.choice(["CONSUMED", "CONSUMED", "CONSUMED", "none", "CONSUMING", "FAILED", "EXPIRED", "broken", "early"])
+    if state == "none":
+        return False
+    if state == "broken" and group == "billing":
+        world.log(key, group, "CONSUMED", consumed_at=None)
+        return False
+    if state == "early":  # before its stub, by more than clocks may differ
+        world.log(key, group, first_received_at="2001-01-01T00:00:00Z")
+        return True
+    columns = {"lease_expires_at": "2100-01-01T00:00:00Z"} if state == "CONSUMING" else {}
+    world.log(key, group, "CONSUMED" if state == "broken" else state, **columns)
+    return state in ("CONSUMED", "broken")
+
+
+def staged(world: System, spark: Any) -> tuple[Any, dict[str, int]]:
+    """What a run would do, judged and not promoted: verdicts with their evidence and outcomes; and its counts."""
+    control = world.control()
+    run = open_run(control, "reconcile", "*", world.settings, dry_run=True)
+    counts = judge(spark, world.settings, world.connections, control, run, Scope())
+    close_run(control, run, "done", counts)
+    control.close()
+    found = [
+        world.rows("control", f"SELECT {columns} FROM {table} WHERE run_id = %s ORDER BY 1, 2, 3, 4", run.run_id)
+        for table, columns in (
+            ("staged_verdict", "topic, message_id, consumer_group, shard, verdict, reason, eligible, send_count, case_kind,"
+                               " evidence::text"),
+            ("staged_stub", "topic, message_id, shard, old_status, new_status, send_count, deliveries"),
+            ("staged_count", "topic, consumer_group, verdict, deliveries, eligible, newly"),
+        )
+    ]  # fmt: skip
+    broken = world.rows("control", "SELECT store, row_key, reason FROM quarantine ORDER BY 1, 2, 3")
+    return (found, broken), dict(counts)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_scan_changes_no_verdict_and_asks_for_what_it_did_not_prove(
+    world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    proven = fill(world, seed)
+    by_scan, scanned = staged(world, spark)
+    monkeypatch.setattr(scan_logs, "KEYS_WORTH_A_SCAN", 10**9)
+    by_key, asked = staged(world, spark)
+    assert by_scan == by_key
+    assert len(by_key[0][0]) > 20 and len(by_key[1]) > 3, "a world that shows little"
+    assert "proven_by_scan" not in asked and asked["asked_by_key"] == asked["deliveries"]
+    assert scanned["asked_by_key"] + scanned["proven_by_scan"] == asked["deliveries"]
+    # Only those that were received long before their stub was written are not found by the scan.
+    missed = sum(
+        world.rows(f"{group}_db", "SELECT count(*) FROM consumer_log WHERE first_received_at < '2002-01-01'")[0][0]
+        for group in ("billing", "shipping")
+    )
+    assert proven - missed <= scanned["proven_by_scan"] <= proven
+    assert scanned["proven_by_scan"] > 20
+
+
+def test_a_scan_that_does_not_answer_costs_lookups_and_nothing_else(
+    world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(world, 4)
+    whole, _ = staged(world, spark)
+
+    def broken(*_: Any) -> Scan:
+        return Scan([Part({"logs": "SELECT * FROM a_table_that_is_gone"})], 1)
+
+    monkeypatch.setattr(PostgresLogs, "scan_done", broken)
+    by_key, counts = staged(world, spark)
+    assert by_key == whole
+    assert counts["asked_by_key"] == counts["deliveries"]
+    assert world.rows("control", "SELECT DISTINCT complete FROM staged_read") == [(True,)]
+
+
+def test_a_table_that_may_hold_two_rows_for_one_key_is_not_scanned(world: System, spark: Any, in_parts: None) -> None:
+    """The scan would find the row that is CONSUMED, and not the other one."""
+    key = world.sent("m-1")
+    world.rows("billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_pkey")
+    for state in ("CONSUMED", "FAILED"):
+        world.log(key, "billing", state)
+    world.log(key, "shipping")
+    _, counts = staged(world, spark)
+    assert (counts["asked_by_key"], counts["proven_by_scan"]) == (1, 1)
+    assert counts.get("confirmed") == 1  # of shipping; neither of billing's rows is taken for the truth
+
+
+@pytest.mark.parametrize("now", ["another server", None])
+def test_what_a_scan_confirmed_lapses_when_its_store_is_another_server_or_away_at_promotion(
+    world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch, now: str | None
+) -> None:
+    done, lost = world.sent("done"), world.sent("lost")
+    for group in ("billing", "shipping"):
+        world.log(done, group)
+        world.pass_over(group)
+    control = world.control()
+    run = open_run(control, "reconcile", "*", world.settings)
+    assert judge(spark, world.settings, world.connections, control, run, Scope())["proven_by_scan"] == 2
+    with monkeypatch.context() as patched:
+        if now is None:
+            connections = Connections(resolver={**world.urls, "billing_db": "postgresql://x@127.0.0.1:1/gone"}.get)
+        else:
+            patched.setattr(PostgresLogs, "lineage", lambda _: now)
+            connections = world.connections
+        promote(world.settings, connections, control, run)
+    close_run(control, run, "done", Counts())
+    control.close()
+    statuses = "SELECT message_id, status FROM message_stub ORDER BY 1"
+    assert world.rows("shop_a", statuses) == [("done", "pending"), ("lost", "pending")]
+    assert world.rows("control", "SELECT message_id FROM resend_request") == [("lost",)], "everything else was promoted"
+    run_once(world.settings, world.connections, lambda: spark, lambda *_: None)
+    assert world.rows("shop_a", statuses) == [("done", "confirmed"), ("lost", "pending")]
+    assert world.rows("shop_a", "SELECT status FROM message_stub WHERE message_id = %s", lost.message_id) == [("pending",)]
+
+
+def test_few_due_are_asked_by_key_without_a_scan(world: System, spark: Any) -> None:
+    world.sent("m-1")
+    _, counts = staged(world, spark)
+    assert counts["asked_by_key"] == 2 and "proven_by_scan" not in counts
+
+
+def test_the_plan_shows_the_scan_the_shuffle_and_the_cogroup_by_name(
+    world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.log(world.sent("m-1"), "billing")
+    plans: list[str] = []
+    whole = gather.look_up
+
+    def seen(*arguments: Any) -> Any:
+        frame = whole(*arguments)
+        plans.append(frame._jdf.queryExecution().toString())
+        return frame
+
+    monkeypatch.setattr(gather, "look_up", seen)
+    staged(world, spark)
+    (plan,) = plans
+    assert "FlatMapCoGroupsInArrow" in plan and "prove_and_ask(" in plan
+    assert "scan_logs(" in plan
+    assert "Exchange hashpartitioning(bucket" in plan
