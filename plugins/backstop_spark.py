@@ -119,7 +119,6 @@ class SparkDutyOperator(BaseOperator):
             conn_id=self.conn_id,
             conf={"spark.speculation": "false", **settings_of(self.conn_id), **self.conf},
             name=f"backstop {self.duty}",
-            jars=os.environ.get("BACKSTOP_JDBC_JAR"),
             py_files=None if runs_here(self.conn_id) else pack_code(private),
             archives=archives_of(self.conn_id),
             application_args=["--run-id", str(self.opened["run_id"]), "--token", str(self.opened["token"])],

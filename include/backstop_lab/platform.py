@@ -186,11 +186,6 @@ class Platform:
         }
         for name in BACKSTOP_DATABASES:
             environment[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"] = json.dumps(self._database_connection(name))
-        jar = os.environ.get("BACKSTOP_JDBC_JAR") or next(
-            map(str, PROJECT.glob(".local/jars/postgresql-*.jar")), None
-        )
-        if jar is not None:
-            environment["BACKSTOP_JDBC_JAR"] = jar
         java_home = PROJECT / ".local" / "java_home"
         if java_home.exists():
             environment["JAVA_HOME"] = java_home.read_text().strip()

@@ -96,7 +96,7 @@ class Submitter:
         config.write_text(json.dumps(settings))
         environment = {
             **PLAIN, "JAVA_HOME": os.environ["JAVA_HOME"], "SPARK_LOCAL_IP": LOOPBACK, "BACKSTOP_CONFIG": str(config),
-            "SPARK_SUBMIT_OPTS": os.environ["SPARK_SUBMIT_OPTS"], "BACKSTOP_JDBC_JAR": os.environ["BACKSTOP_JDBC_JAR"],
+            "SPARK_SUBMIT_OPTS": os.environ["SPARK_SUBMIT_OPTS"],
             "PYTHONPATH": os.pathsep.join([str(ROOT / "include"), str(ROOT / "plugins")]),
             "AIRFLOW_HOME": str(self.folder / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(self.master),

@@ -15,7 +15,6 @@ def test_a_master_elsewhere_without_a_secret_is_refused_before_anything_starts(
     monkeypatch.delenv("_SPARK_AUTH_SECRET", raising=False)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
-    monkeypatch.setenv("BACKSTOP_JDBC_JAR", __file__)
     with pytest.raises(ConfigurationError, match="nothing says that it authenticates") as refused:
         start_session("t", master)
     assert "_SPARK_AUTH_SECRET" in refused.value.next_step

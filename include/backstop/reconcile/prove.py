@@ -55,6 +55,8 @@ class Proof:
 
 
 LOST_SHOWN = 50
+_WORTH_COMPILING = 50_000
+"""Stubs: a proof's deliveries are rows of Spark, and with fewer than these compiling its plans costs more than it saves."""
 
 
 def window_of(settings: Settings, topic: str, start: datetime, end: datetime, now: datetime) -> Window:
@@ -95,6 +97,9 @@ def prove(
     with Sources(settings, connections) as sources:
         due = read_window(spark, settings, connections, sources, window.topic, window.start, window.end, partitions)
         gathered = gather(spark, settings, connections, control, run, sources, due, phases, partitions)
+    if sum(one.rows for one in due.read) >= _WORTH_COMPILING:
+        spark.conf.set("spark.sql.codegen.wholeStage", "true")
+        spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
     schema = ", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items())
     rows = gathered.held.mapInArrow(_rows(gathered.rule), schema).localCheckpoint(eager=True)
     counts = [

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 def start_session(name: str, master: str | None = None) -> SparkSession:
     """A session with UTC, one shuffle partition a core on this machine, and side effects never run twice by speculation.
 
-    `master` counts only outside spark-submit, whose own setting wins. The JDBC driver comes from $BACKSTOP_JDBC_JAR when
-    spark-submit was not given it. Raises ConfigurationError when Java or the driver is missing.
+    `master` counts only outside spark-submit, whose own setting wins. Raises ConfigurationError when Java is missing.
     """
     # Workers would otherwise take the system's interpreter, which has none of our libraries.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -28,6 +27,9 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
         SparkSession.builder.appName(name)
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+        # A judgement's rows are packets, few and large: compiling its plans costs seconds of every run and saves nothing.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
         # Packed tables are rows of megabytes.
         .config("spark.sql.execution.arrow.maxBytesPerBatch", str(64 * 2**20))
@@ -41,7 +43,6 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
     else:
         master = master or os.environ.get("BACKSTOP_SPARK_MASTER", f"local[{min(os.cpu_count() or 2, 8)}]")
         builder = builder.master(master)
-        builder = builder.config("spark.jars", _driver_jar())
     if secret := os.environ.get("_SPARK_AUTH_SECRET"):
         # Executors get connections inside their tasks: between machines that must not be readable. The name is Spark's own;
         # its workers read it, too, and hand it to executors off every command line.
@@ -97,14 +98,3 @@ def _authenticates() -> bool:
     from pyspark import SparkConf
 
     return _submitted() and str(SparkConf().get("spark.authenticate", "false")).lower() == "true"
-
-
-def _driver_jar() -> str:
-    jar = os.environ.get("BACKSTOP_JDBC_JAR", "")
-    if not os.path.isfile(jar):
-        raise ConfigurationError(
-            f"Spark has no PostgreSQL driver: BACKSTOP_JDBC_JAR is {jar or 'not set'}{' and no file' if jar else ''}.",
-            kept="Nothing was read or changed.",
-            next_step="Set BACKSTOP_JDBC_JAR to the driver's file (`make setup` fetches it).",
-        )
-    return jar
