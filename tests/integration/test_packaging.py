@@ -1,9 +1,10 @@
-"""The wheel in fresh environments: the base is light, and an Airflow adopts the DAGs with one line."""
+"""The wheel in fresh environments: the base is light, and an Airflow adopts the DAGs by the lines of the documents."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -16,7 +17,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(sysconfig.get_paths()["purelib"])
-ONE_LINE = "from backstop.dags.{name} import dag  # airflow looks for the two words dag and airflow\n"
 
 
 @pytest.fixture(scope="module")
@@ -92,33 +92,55 @@ def full_environment(folder: Path, wheel: Path) -> Path:
     return site
 
 
-def test_an_airflow_adopts_the_dags_with_one_line_each(wheel: Path, tmp_path: Path) -> None:
+def shell_lines(page: str, heading: str) -> str:
+    """What the code blocks under a heading tell a reader to type, without what installs or asks a database."""
+    section = re.split(r"^## ", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (text,) = [part for part in section if part.startswith(f"{heading}\n")]
+    lines = "\n".join(re.findall(r"```(?:sh)?\n(.*?)```", text, re.DOTALL)).splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("pip install", "backstop check")))
+
+
+def test_an_airflow_adopts_the_dags_by_the_lines_of_the_readme_and_of_the_how_to(wheel: Path, tmp_path: Path) -> None:
+    """In a fresh AIRFLOW_HOME, word for word; Airflow skips a file without the word `airflow`."""
     site = full_environment(tmp_path / "env", wheel)
-    (tmp_path / "dags").mkdir()
+    # zip archives carry no scripts: what pip would make of the wheel's entry point
+    (tmp_path / "env" / "bin" / "backstop").write_text(
+        f"#!{tmp_path}/env/bin/python\nfrom backstop.cli import main\nmain()\n"
+    )
+    (tmp_path / "env" / "bin" / "backstop").chmod(0o755)
+    path = f"{tmp_path}/env/bin{os.pathsep}{os.environ['PATH']}"
+    for page, heading, home in (
+        ("README.md", "Adopt it", tmp_path / "readme"),
+        ("docs/how-to/airflow.md", "Adopt the DAGs", tmp_path / "home"),
+    ):
+        subprocess.run(
+            ["sh", "-eu", "-c", shell_lines(page, heading)], cwd=tmp_path, check=True, timeout=120,
+            env={"PATH": path, "HOME": str(tmp_path), "AIRFLOW_HOME": str(home)},
+        )  # fmt: skip
+    assert "CREATE TABLE" in (tmp_path / "producer.sql").read_text()
     names = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
-    for name in names:
-        (tmp_path / "dags" / f"adopt_{name}.py").write_text(ONE_LINE.format(name=name))
     code = """
 import json, sys
 from airflow.dag_processing.dagbag import DagBag
-bag = DagBag(dag_folder=sys.argv[1])
+bag, readme = (DagBag(dag_folder=folder) for folder in sys.argv[1:])
 import backstop
 from airflow.plugins_manager import get_fastapi_plugins
 from backstop.plugins.backstop_spark import JOBS
 print("FACTS" + json.dumps({
-    "errors": bag.import_errors, "dags": {dag.dag_id: sorted(dag.task_ids) for dag in bag.dags.values()},
+    "errors": bag.import_errors | readme.import_errors, "readme": sorted(readme.dags),
+    "dags": {dag.dag_id: sorted(dag.task_ids) for dag in bag.dags.values()},
     "where": backstop.__file__, "path": sys.path, "jobs": sorted(path.name for path in JOBS.glob("*.py")),
     "pages": [app["url_prefix"] for app in get_fastapi_plugins()[0]],
     "loaded": [name for name in ("pyspark", "great_expectations") if name in sys.modules],
 }))
 """
     facts = run(
-        tmp_path / "env", code, str(tmp_path / "dags"),
+        tmp_path / "env", code, str(tmp_path / "home" / "dags"), str(tmp_path / "readme" / "dags"),
         AIRFLOW_HOME=str(tmp_path / "home"), AIRFLOW__CORE__LOAD_EXAMPLES="False",
-        AIRFLOW__CORE__DAGS_FOLDER=str(tmp_path / "dags"),
     )  # fmt: skip
     assert facts["errors"] == {}
     assert sorted(facts["dags"]) == names
+    assert facts["readme"] == ["reconcile"]
     assert facts["where"].startswith(str(site))
     assert not [entry for entry in facts["path"] if entry.rstrip("/").endswith(("/include", "/plugins"))
                 and entry.startswith(str(ROOT))]  # fmt: skip
