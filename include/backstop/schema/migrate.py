@@ -1,29 +1,24 @@
 """Brings one database to the newest schema of its role, safe to run twice and at once; or prints what would
 be run.
 
-Alembic keeps the revision in a table of our own (`backstop_<role>_version`). It runs under a login that owns
+Which revision a database has stands in a table of its own (`backstop_<role>_version`). It runs under a login that owns
 the schema; which roles may then use the tables is for `grant`, which runs `<role>/privileges.sql`.
 """
 
 from __future__ import annotations
 
-import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg2
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from psycopg2.extensions import connection as PsycopgConnection
-from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
+from psycopg2.extensions import connection as Connection
 
 from backstop.errors import StoreUnavailable
-from backstop.schema.build_indexes import build_indexes
-from backstop.schema.change_tables import change_tables
+from backstop.schema.build_indexes import build_indexes, without_indexes_there
+from backstop.schema.change_tables import change_tables, without_changes_there
 from backstop.schema.revisions import head, revisions, version_table
 from backstop.stores.postgresql_connection import NOT_A_URL, read_url
 
@@ -35,6 +30,10 @@ OTHERS = frozenset({"producer", "consumer"})
 """Roles whose tables other programs write to, in their business transactions."""
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('{lock}', 0))"
 """Two migrations of one database wait for each other: the second finds nothing left to do."""
+_VERSION_TABLE = (
+    "CREATE TABLE IF NOT EXISTS {table} (version_num varchar(32) NOT NULL CONSTRAINT {table}_pkc PRIMARY KEY)"
+)
+_COMMENT = re.compile(r"^--.*$", re.MULTILINE)
 
 
 def migrate(url: str, role: str) -> list[str]:
@@ -46,52 +45,59 @@ def migrate(url: str, role: str) -> list[str]:
     Raises StoreUnavailable when the database does not answer or refuses, ConfigurationError for an unknown
     role.
     """
-    known = list(revisions(role))
-    config = _config(role)
+    known = revisions(role)
     _prepare(url, role)
-    with _connected(url, role) as connection, connection.begin():
-        connection.execute(text(_LIMITS))
-        connection.execute(text(_lock(role)))
-        before = _revision(connection, role)
+    with _connected(url, role) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(_LIMITS)
+        cursor.execute(_lock(role))
+        before = _revision(cursor, role)
         if before is not None and before not in known:
             raise StoreUnavailable(
                 f"The {role} database is at revision {before}, which this program does not know.",
                 kept="Nothing was changed.",
                 next_step="Install the version of Backstop that made it, or a later one.",
             )
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-    return [revision for revision in known if before is None or revision > before]
+        coming = {revision: sql for revision, sql in known.items() if before is None or revision > before}
+        for sql in coming.values():
+            if role in OTHERS:
+                sql = without_changes_there(without_indexes_there(sql, cursor), cursor)
+            if _COMMENT.sub("", sql).strip():
+                cursor.execute(sql)
+        if coming:
+            table = version_table(role)
+            cursor.execute(_VERSION_TABLE.format(table=table))
+            cursor.execute(f"DELETE FROM {table}")
+            cursor.execute(f"INSERT INTO {table} VALUES (%s)", (head(role),))
+    return list(coming)
 
 
 def _prepare(url: str, role: str) -> None:
     """What would hold up those at work on the tables, before the migration's own transaction."""
     with _connected(url, role) as connection:
-        before = _revision(connection, role)
-        connection.rollback()
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            before = _revision(cursor, role)
         coming = [sql for revision, sql in revisions(role).items() if before is not None and revision > before]
         if coming and before in revisions(role):
-            raw = connection.connection.driver_connection
-            assert raw is not None
-            raw.autocommit = True
             if role in OTHERS:
-                change_tables(raw, coming)
-            build_indexes(raw, version_table(role), coming)
+                change_tables(connection, coming)
+            build_indexes(connection, version_table(role), coming)
 
 
 def as_sql(role: str) -> str:
     """The whole schema of a role as text, for a DBA: one transaction, for an empty database."""
-    output = io.StringIO()
-    config = _config(role)
-    config.attributes.update(output=output, lock=_lock(role))
-    command.upgrade(config, "head", sql=True)
-    return output.getvalue()
+    table = version_table(role)
+    statements = [
+        "BEGIN;", f"{_lock(role)};", *(sql.rstrip() for sql in revisions(role).values()),
+        f"{_VERSION_TABLE.format(table=table)};", f"INSERT INTO {table} VALUES ('{head(role)}');", "COMMIT;",
+    ]  # fmt: skip
+    return "\n\n".join(statements) + "\n"
 
 
 def current(url: str, role: str) -> str | None:
-    """The revision a database is at; null when it has none. Raises StoreUnavailable."""
-    with _connected(url, role) as connection:
-        return _revision(connection, role)
+    """The revision a database is at; None when it has none. Raises StoreUnavailable."""
+    with _connected(url, role) as connection, connection, connection.cursor() as cursor:
+        return _revision(cursor, role)
 
 
 def grant(url: str, role: str) -> None:
@@ -101,11 +107,10 @@ def grant(url: str, role: str) -> None:
     Raises StoreUnavailable when the login may not: then a DBA runs `grants_sql`.
     """
     statement = grants_sql(role)
-    with _connected(url, role) as connection, connection.begin():
-        connection.execute(text(_LIMITS))
-        connection.execute(text(_lock(role)))
-        # The file is run as it is: a percent sign or a colon in it is no parameter.
-        connection.connection.cursor().execute(statement)
+    with _connected(url, role) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(_LIMITS)
+        cursor.execute(_lock(role))
+        cursor.execute(statement)
 
 
 def grants_sql(role: str) -> str:
@@ -118,44 +123,33 @@ def _lock(role: str) -> str:
     return _ALONE.format(lock=version_table(role))
 
 
-def _revision(connection: Connection, role: str) -> str | None:
-    context = MigrationContext.configure(connection, opts={"version_table": version_table(role)})
-    return context.get_current_revision()
-
-
-def _config(role: str) -> Config:
-    revisions(role)  # refuses an unknown role, whose name would become a path
-    config = Config()
-    # The configuration parser takes a percent sign for a reference.
-    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
-    config.set_main_option("version_locations", str(_FOLDER / role).replace("%", "%%"))
-    config.set_main_option("path_separator", "newline")
-    config.attributes["version_table"] = version_table(role)
-    return config
+def _revision(cursor: Any, role: str) -> str | None:
+    table = version_table(role)
+    cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (table,))
+    if not cursor.fetchone()[0]:
+        return None
+    cursor.execute(f"SELECT version_num FROM {table}")
+    row = cursor.fetchone()
+    return str(row[0]) if row else None
 
 
 @contextmanager
 def _connected(url: str, role: str) -> Iterator[Connection]:
     """A connection by libpq's own reading of the URL; what goes wrong says neither URL nor password."""
-
     parameters = read_url(url)
-
-    def connect() -> PsycopgConnection:
-        fixed = {"connect_timeout": "10", "application_name": "backstop", "target_session_attrs": "primary"}
-        connection: PsycopgConnection = psycopg2.connect(**{**(parameters or {}), **fixed})  # type: ignore[call-overload]
-        return connection
-
     if parameters is None:
         raise _unavailable(role, NOT_A_URL)
-    engine = create_engine("postgresql+psycopg2://", creator=connect, poolclass=NullPool)
+    fixed = {"connect_timeout": "10", "application_name": "backstop", "target_session_attrs": "primary"}
+    connection: Connection | None = None
     try:
-        with engine.connect() as connection:
-            yield connection
-    except (DBAPIError, psycopg2.Error) as error:
-        lines = str(error.orig if isinstance(error, DBAPIError) else error).strip().splitlines()
+        connection = psycopg2.connect(**{**parameters, **fixed})  # type: ignore[call-overload]
+        yield connection
+    except psycopg2.Error as error:
+        lines = str(error).strip().splitlines()
         raise _unavailable(role, lines[0].rstrip(".") if lines else "no reason given") from None
     finally:
-        engine.dispose()
+        if connection is not None:
+            connection.close()
 
 
 def _unavailable(role: str, why: str) -> StoreUnavailable:
