@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.config.signing_key import signing_key
 from backstop.errors import ConfigurationError
-from backstop.named_sql import load
+from backstop.named_sql import load, read_sql
 from backstop.reconcile.answer_proof import Answer, Counted, Window, answer
 from backstop.reconcile.export_proof import COLUMNS, FORMATS, write_export
 from backstop.reconcile.gather import Phases, gather
@@ -157,7 +156,7 @@ def counts_of(proof: Proof) -> Counts:
 
 
 def _rows(rule: Rule) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    statement = files("backstop.reconcile").joinpath("proof_rows.sql").read_text(encoding="utf-8")
+    statement = read_sql("backstop.reconcile", "proof_rows.sql")
 
     def rows(batches: Iterator[Any]) -> Iterator[Any]:
         from backstop.stores.arrow import arrow_schema

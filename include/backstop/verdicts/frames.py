@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from importlib import resources
 from typing import TYPE_CHECKING, Final
 
+from backstop.named_sql import read_sql
 from backstop.stores.protocol import ATTEMPT_COLUMNS, EARLIEST, LATEST, LOG_COLUMNS, STUB_COLUMNS
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ EVIDENCE: Final = (
 
 def portable_sql(name: str) -> str:
     """The text of `deliveries`, `delivery`, `verdict` or `outcome`, for either engine."""
-    return resources.files("backstop.verdicts").joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    return read_sql("backstop.verdicts", f"{name}.sql")
 
 
 def micros(instant: datetime | None) -> int | None:

@@ -9,16 +9,15 @@ because results are kept and shown.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+
+from backstop.named_sql import load_queries
 
 SUITES = (
     "stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts", "proof", "leases_before", "leases_after",
     "letters_drained", "causes", "letters_decided", "audit",
 )  # fmt: skip
-_HEADING = re.compile(r"^-- name: (?P<name>[a-z][a-z0-9_]*): (?P<must_hold>.+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +34,5 @@ def checks_of(suite: str) -> tuple[Check, ...]:
     """The checks of one of SUITES, in the order of its file. Unknown names raise KeyError."""
     if suite not in SUITES:
         raise KeyError(f"{suite} is none of {', '.join(SUITES)}")
-    return tuple(_parse(files(__package__).joinpath(f"{suite}.sql").read_text(encoding="utf-8")))
-
-
-def _parse(text: str) -> list[Check]:
-    checks: list[Check] = []
-    heading: re.Match[str] | None = None
-    lines: list[str] = []
-    for line in [*text.splitlines(), "-- name: end: of the file"]:
-        found = _HEADING.match(line)
-        if found is None:
-            lines.append(line)
-            continue
-        if heading is not None:
-            sql = "\n".join(lines).strip().removesuffix(";")
-            checks.append(Check(heading["name"], heading["must_hold"].strip(), sql))
-        heading, lines = found, []
-    return checks
+    found = load_queries(__name__, f"{suite}.sql")
+    return tuple(Check(query.name, query.sentence, query.sql) for query in found)
