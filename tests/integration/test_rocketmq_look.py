@@ -332,6 +332,31 @@ def test_an_id_that_no_stub_can_have_is_left_out_and_stops_nothing(world: World)
     assert world.retries.listed(topic, group, None).ids == {"m"}
 
 
+@pytest.mark.parametrize("missing", ["its id", "its topic too"])
+def test_beside_a_message_that_is_cut_off_nothing_is_listed_by_id(world: World, missing: str) -> None:
+    """It may be any message of ours: what a killed broker did not write is NUL."""
+    topic = world.made(1)
+    group = f"g-{topic}"
+    retry = f"%RETRY%{group}"
+    message_id, _ = world.store(topic, 0, named("m"))
+    world.until(lambda: world.end(topic))
+    world.send_back(group, topic, message_id, 3)
+    world.until(lambda: world.end(retry) == 1)
+    assert world.retries.listed(topic, group, None).ids == {"m"}
+    if missing == "its id":
+        world.store(retry, 0, "RETRY_TOPIC\x01t\x02backstop-mess\x01\0\0\x02")
+        world.until(lambda: world.end(retry) == 2)
+        cut_off = world.retries.listed(topic, group, None)
+        assert (cut_off.ids, cut_off.count) == (None, 2)
+        world.commit(group, retry, 0, 2)
+    else:
+        elsewhere = world.made(1)
+        world.store(elsewhere, 0, "DELAY\x015\x02backstop-mess\x01\0\0\x02")
+        cut_off = world.retries.listed(topic, group, None)
+        assert (cut_off.ids, cut_off.count) == (None, 2)
+    world.until(lambda: world.retries.listed(topic, group, None).ids is not None)
+
+
 def test_a_delayed_message_of_the_topic_is_listed_for_each_of_its_groups(world: World) -> None:
     topic = world.made(1)
     world.store(topic, 0, f"{named('later')}DELAY\x019\x02")

@@ -20,7 +20,9 @@ import pytest
 
 from backstop.brokers.protocol import Received
 from backstop.brokers.rocketmq.adapter import RocketMQ
+from backstop.brokers.rocketmq.batch import write_batch
 from backstop.brokers.rocketmq.receive import RocketMQSubscription
+from backstop.client.read_headers import read_headers
 from backstop.errors import BrokerUnavailable, ContractBroken
 from backstop.records import Message, Outcome
 from rocketmq_java import JavaPeer
@@ -361,6 +363,33 @@ class TestHandingBack:
         assert its.all_passed()
         until(lambda: its.broker.retry_pending(its.topic, its.group) == 0, "nothing waits any more")
         subscription.close()
+
+    def test_a_message_that_is_cut_off_is_processed_by_nobody_and_buried_at_once(self, world: Callable[[int], World]) -> None:
+        """A batch is stored as it comes: here as a broker leaves one that was killed while it wrote the last message."""
+        its = world(1)
+        whole = "backstop-message-id\x01m-1\x02backstop-groups\x01[\"other\"]\x02"
+        cut = [whole[:at] + "\0" * (len(whole) - at) for at in (22, 30)]
+        body = write_batch([("backstop-message-id\x01m-0\x02", b"whole"), (cut[0], b"in its id"), (cut[1], b"behind it")])
+        its.server.ask(320, {
+            "a": "tests", "b": its.topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0, "k": False,
+            "m": True,
+        }, body)  # fmt: skip
+        its.publish(1, 2)
+        subscription = its.subscribe()
+        first, in_its_id, behind_it, last = get(subscription, 4)
+        assert ids([first, in_its_id, behind_it, last]) == ["m-0", "", "", "m-2"]
+        for one in (in_its_id, behind_it):
+            with pytest.raises(ContractBroken):
+                read_headers(one)
+            subscription.hand_back(one, after=NOTHING, counts=True)
+        subscription.acknowledge([first, last])
+        assert subscription.fetch(1, SHORT) == [] and its.all_passed()
+        assert its.broker.retry_pending(its.topic, its.group) == 0, "never again: without its headers it could pass for whole"
+        assert {ref.message_id for ref in its.broker.dead_letters(its.group)} == {None, "m-1"}
+        with its.broker.open_dead_letters(f"%DLQ%{its.group}") as reader:
+            letters = {letter.content: letter for letter in reader.read(10)}
+        assert {content: letter.message_id for content, letter in letters.items()} == {b"in its id": None, b"behind it": "m-1"}
+        assert letters[b"in its id"].position == in_its_id.position and "cut off" in str(letters[b"in its id"].invalid)
 
     def test_what_is_handed_back_uncounted_spends_nothing_and_is_not_passed(self, world: Callable[[int], World]) -> None:
         its = world(1)

@@ -271,6 +271,8 @@ GOOD = {
         ({"brokerPermission": "2"}, {"permission"}),
         ({"messageDelayLevel": "1s 5s"}, {"delay levels"}),
         ({"maxMessageSize": "4194303"}, {"message size"}),
+        ({"enabledAppendPropCRC": "true", "forceVerifyPropCRC": "true"}, set()),
+        ({"enabledAppendPropCRC": "false", "forceVerifyPropCRC": "true"}, {"recovery"}),
     ],
 )
 def test_a_broker_is_bad_by_what_the_settings_rely_on(changes: dict[str, str], bad: set[str]) -> None:

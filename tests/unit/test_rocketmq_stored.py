@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from backstop.brokers.rocketmq import unpack
 from backstop.brokers.rocketmq.frames import Malformed
+from backstop.brokers.rocketmq.read_letter import read_letter, ref_of
 from backstop.brokers.rocketmq.stored import Stored, read_properties, read_store_id, read_stored
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -137,6 +138,7 @@ def test_compressed_content_is_unpacked(kind: str) -> None:
     assert (*found.unpack(), found.body) == (CONTENT, None, body)
 
 
+WHOLE = b"UNIQ_KEY\x017F\x02WAIT\x01true\x02backstop-message-id\x01m-12\x02TAGS\x01eu\x02"
 CUTS = [0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.9999]
 BROKEN: dict[str, Callable[[bytes], bytes]] = {
     **{f"cut at {cut}": (lambda body, cut=cut: body[: int(len(body) * cut)]) for cut in CUTS},
@@ -189,6 +191,19 @@ def test_a_way_of_packing_or_a_batch_that_nobody_knows_leaves_no_content() -> No
 ])  # fmt: skip
 def test_properties_are_read_as_the_broker_reads_them(text: str, properties: dict[str, str]) -> None:
     assert read_properties(text) == properties
+
+
+@pytest.mark.parametrize("written", range(len(WHOLE)))
+def test_properties_that_a_killed_broker_did_not_finish_make_no_message_of_anybody(written: int) -> None:
+    """Recovery checks the body alone: what was not written is NUL, and the body is whole."""
+    found = one(packed(properties=WHOLE[:written] + bytes(len(WHOLE) - written)))
+    content, unreadable = found.unpack()
+    assert (content, found.body) == (None, b"hello")
+    assert unreadable and "cut off" in unreadable
+    letter, ref = read_letter("%DLQ%g", "a", "g", found, None), ref_of("a", "g", found)
+    assert letter.message_id == ref.message_id and letter.message_id in (None, "m-12"), "never the beginning of an id"
+    assert (letter.content, unreadable in str(letter.invalid)) == (b"hello", True)
+    assert one(packed(properties=WHOLE)).unpack() == (b"hello", None)
 
 
 @pytest.mark.parametrize("wrong", ["", "x", "7F", "C9FCE63C4A0548A0F2D16BD06C6DFFFF0", "7F00000100002A9F 0000000000000200",

@@ -41,9 +41,8 @@ def hold_broker(
     """One master's settings; `retention`: the longest that a topic is said to be kept; `levels` and `max_bytes`: the delay levels
     and the largest message that the settings reckon with."""
     return [
-        _flush(name, config), _replication(name, config), _retention(name, config, retention), _making(name, config),
-        _permission(name, config), _levels(name, config, levels),
-        _size(name, config, max_bytes),
+        _flush(name, config), _recovery(name, config), _replication(name, config), _retention(name, config, retention),
+        _making(name, config), _permission(name, config), _levels(name, config, levels), _size(name, config, max_bytes),
     ]  # fmt: skip
 
 
@@ -56,6 +55,25 @@ def _flush(name: str, config: Mapping[str, str]) -> Finding:
     return Finding(
         f"{name}: flush", False, f"{says}: a crash may lose messages that were acknowledged",
         "Set flushDiskType=SYNC_FLUSH; until then such losses are found as LOST and sent again.",
+    )  # fmt: skip
+
+
+def _recovery(name: str, config: Mapping[str, str]) -> Finding:
+    """What becomes of the message that a broker was writing when it was killed. Checking the body alone is not bad: our consumers
+    and duties recognize such a message."""
+    written, checked = (config.get(one, "unknown") for one in ("enabledAppendPropCRC", "forceVerifyPropCRC"))
+    says = f"enabledAppendPropCRC {written}, forceVerifyPropCRC {checked}"
+    if checked == "true" and written != "true":
+        return Finding(
+            f"{name}: recovery", False,
+            f"{says}: messages are stored without the checksum that recovery demands, and a restart removes those it reads",
+            "Set enabledAppendPropCRC=true, and forceVerifyPropCRC=false until no message from before that is stored.",
+        )  # fmt: skip
+    if checked == "true":
+        return Finding(f"{name}: recovery", True, f"{says}: a message that was cut off by a crash is removed")
+    return Finding(
+        f"{name}: recovery", True,
+        f"{says}: a crash may leave the message that was being written without its properties: it becomes a dead letter",
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ Which topic it died in, the entry says (`RETRY_TOPIC`, in two ways). Where it wa
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -53,7 +54,8 @@ def broker_id_of(broker: str, stored: Stored) -> str:
 
 
 def ref_of(broker: str, group: str, stored: Stored) -> DeadLetterRef:
-    message_id = id_in(own_headers(stored.properties))
+    headers = own_headers(stored.properties)
+    message_id = id_in(headers) if _id(stored, headers) else None
     return DeadLetterRef(group, topic_of(stored, group), message_id, broker_id_of(broker, stored), stored.stored_at)
 
 
@@ -61,7 +63,7 @@ def read_letter(queue: str, broker: str, group: str, stored: Stored, position: P
     """The entry, whole. A content that cannot be unpacked is handed out as it is stored, and `invalid` says so."""
     headers = own_headers(stored.properties)
     content, unreadable = stored.unpack()
-    message_id, topic = headers.get(ID_HEADER) or None, topic_of(stored, group)
+    message_id, topic = _id(stored, headers), topic_of(stored, group)
     wrong = [
         why for why in (
             None if message_id else f"it has no property {ID_HEADER}", None if topic else "it names no topic", unreadable,
@@ -78,6 +80,11 @@ def read_letter(queue: str, broker: str, group: str, stored: Stored, position: P
         position=position, tag=tag_of(stored.properties), partition_key=partition_key_of(stored.properties),
         died_at=stored.stored_at, invalid="; ".join(wrong) or None,
     )  # fmt: skip
+
+
+def _id(stored: Stored, headers: Mapping[str, str]) -> str | None:
+    """The message's id as it came. A text that is cut off is not an id, and could begin like another message's."""
+    return None if "\0" in stored.properties.get(ID_HEADER, "") else headers.get(ID_HEADER) or None
 
 
 def _brokers(stored: Stored) -> dict[str, str]:

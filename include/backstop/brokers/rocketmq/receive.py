@@ -49,6 +49,8 @@ COMMIT_SECONDS = 5.0
 """How late a queue may tell of messages that the filter left out: nothing is acknowledged for them."""
 MOST_BYTES_AT_ONCE = 64 * 1024 * 1024
 """Of contents that one fetch hands out, and one message more: packed ones may be large."""
+AT_ONCE_DEAD = -1
+"""The delay level of what is to be a dead letter without another try."""
 _BROKER_ID = re.compile(r"[^/@]+/\d+/\d+@(.+)#\d+", re.DOTALL)
 
 
@@ -229,7 +231,9 @@ class RocketMQSubscription:
         """Whether the broker has it in the retry topic, or among the dead letters, now."""
         queue, stored = held.hand.queue, held.stored
         request = Request(Ask.CONSUMER_SEND_MSG_BACK, {
-            "offset": stored.physical_offset, "group": self._group, "delayLevel": _level(self._levels, after),
+            "offset": stored.physical_offset, "group": self._group,
+            # What the broker writes anew has lost the sign that it is cut off: it must not come again, and is a dead letter now.
+            "delayLevel": AT_ONCE_DEAD if stored.cut_off else _level(self._levels, after),
             "originMsgId": stored.unique_key or stored.store_id, "originTopic": stored.topic, "unitMode": False,
             "maxReconsumeTimes": self._limit - 1,
         })  # fmt: skip

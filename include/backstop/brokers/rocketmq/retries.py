@@ -97,7 +97,9 @@ class RetryReader:
         begun = [queue for one in topics for queue in self._places(name, one, masters, doing, deadline)]
         with self._schedule.lock:
             left = self._schedule.read(masters, doing, deadline)
-            scheduled = [entry for entry in self._schedule.entries(masters) if entry.goes_to in (*topics, topic_name)]
+            entries = list(self._schedule.entries(masters))
+            scheduled = [entry for entry in entries if entry.goes_to in (*topics, topic_name)]
+            left += sum(entry.cut_off for entry in entries)  # where it goes may be among what is missing
         ends = {
             (one, broker, queue_id): (address, first, following)
             for one in topics for broker, address, queue_id, first, following in self._ends(one, masters, doing, deadline)
@@ -150,6 +152,8 @@ class RetryReader:
                         messages = read_stored(answer.body)
                     except Malformed:
                         return None
+                    if any(one.cut_off for one in messages):
+                        return None
                     ids |= {found for one in messages if (found := id_in(own_headers(one.properties)))}
                     following = max((message.offset + 1 for message in messages), default=at)
                     room -= len(answer.body)
@@ -174,7 +178,7 @@ class _Seen:
     queues: list[_Queue]
     scheduled: list[Entry]
     left: int
-    """Scheduled messages that were not read."""
+    """Scheduled messages that were not read, or not whole."""
     topics: set[str]
 
     @property

@@ -43,6 +43,8 @@ class Entry:
     due: int
     message_id: str | None = None
     """Null: it carries none, so it is no copy of ours."""
+    cut_off: bool = False
+    """It was not stored whole: its id and its topic may be missing."""
 
 
 @dataclass(slots=True)
@@ -230,6 +232,7 @@ class Schedule:
                     level.last_due = self._due(one.queue_id, message)
                     level.entries[message.offset] = Entry(
                         message.properties.get(_TOPIC_AFTERWARDS, ""), level.last_due, id_in(own_headers(message.properties)),
+                        message.cut_off,
                     )  # fmt: skip
                     level.read_to = max(level.read_to, message.offset + 1)
                 room -= max(1, len(messages))

@@ -51,12 +51,17 @@ class Stored:
     crc: int | None = None
     """The checksum that the broker wrote of it; null: none is held against it."""
     properties: Mapping[str, str] = field(default_factory=dict)
+    cut_off: bool = False
+    """Its properties are not all there. A broker that is killed while it writes a message leaves NUL characters in place of the
+    rest, and its recovery checks the body alone. Our producers never write NUL into properties."""
 
     def unpack(self) -> tuple[bytes | None, str | None]:
         """The content; null: it cannot be unpacked, and the second says why, as the end of a sentence.
 
         Each time anew: a body of a few KiB may become 64 MiB, which only whoever needs the content is to hold.
         """
+        if self.cut_off:
+            return None, "its properties are cut off: they hold NUL characters, as when a broker dies while it writes a message"
         return _content(self.body, self.crc, self.sys_flag)
 
     @property
@@ -107,12 +112,12 @@ def _read_one(one: memoryview) -> Stored:
     topic = bytes(_cut(one, at, length)).decode()
     at += length
     (length,) = _SHORT.unpack_from(one, at)
-    properties = read_properties(bytes(_cut(one, at + 2, length)).decode(errors="backslashreplace"))
+    properties = bytes(_cut(one, at + 2, length))
     return Stored(
         topic, queue_id, offset, physical, _endpoint(host, port),
         (host + _INT.pack(port) + _LONG.pack(physical)).hex().upper(),
         _START + timedelta(milliseconds=born if 0 <= born < _YEAR_9999 else 0), _START + timedelta(milliseconds=stored),
-        reconsumed, sys_flag, flag, body, crc, properties,
+        reconsumed, sys_flag, flag, body, crc, read_properties(properties.decode(errors="backslashreplace")), b"\0" in properties,
     )  # fmt: skip
 
 
