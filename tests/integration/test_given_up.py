@@ -1,4 +1,4 @@
-"""What a person gave up is neither asked for by the machine nor counted against what it may ask for."""
+"""What a person gave up is neither asked for by the machine nor counted; what is spent is before a person, whatever crashed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from backstop.cases.decide import decide
 from backstop.config.load import from_mapping
 from backstop.reconcile.promote import promote
+from backstop.reconcile.revisit import revisit_cases
 from backstop.records import Counts
-from backstop.runs.run import Run, open_run
+from backstop.runs.run import Run, close_run, open_run
 from control_world import World, servers, world, written_settings  # noqa: F401
 
 FLOOR = 5
@@ -30,19 +32,23 @@ def lost(world: World, *message_ids: str, given_up: bool) -> None:
         world.stub(message_id, sends=1)
         if given_up:
             world.control("""
-                INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, given_up_by)
-                VALUES ('shop_a', 'orders', %s, 2, 'lost', 'reconcile', 'not_needed', 1)""", (message_id,))  # fmt: skip
+                INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, given_up_by,
+                    given_up_groups)
+                VALUES ('shop_a', 'orders', %s, 2, 'lost', 'reconcile', 'not_needed', 1, '{billing}')
+                """, (message_id,))  # fmt: skip
 
 
-def promoted(world: World, *message_ids: str) -> Counts:
-    """A run that judged them LOST for billing, promoted."""
+def promoted(world: World, *message_ids: str, group: str = "billing", sends: int = 1) -> Counts:
+    """A run that judged them LOST for a group, promoted."""
     run: Run = open_run(world.conn, "reconcile", "*", world.settings)
     world.control("""
         INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict, reason, eligible,
             send_count, evidence)
-        SELECT run_id, stage, 'shop_a', 'orders', i, 'billing', 'LOST', 'no_log', true, 1, '{}'
-        FROM run, unnest(%s::text[]) AS i WHERE run_id = %s""", (list(message_ids), run.run_id))  # fmt: skip
-    return promote(world.settings, world.connections, world.conn, run)
+        SELECT run_id, stage, 'shop_a', 'orders', i, %s, 'LOST', 'no_log', true, %s, '{}'
+        FROM run, unnest(%s::text[]) AS i WHERE run_id = %s""", (group, sends, list(message_ids), run.run_id))  # fmt: skip
+    counts = promote(world.settings, world.connections, world.conn, run)
+    close_run(world.conn, run, "done", counts)
+    return counts
 
 
 def members(world: World) -> list[tuple[Any, ...]]:
@@ -76,9 +82,63 @@ def test_what_was_given_up_does_not_hold_back_what_was_not(decided: World) -> No
     assert [message_id for (message_id,) in asked] == others
 
 
+def test_what_was_given_up_for_one_group_is_asked_for_by_another_and_stays_given_up(decided: World) -> None:
+    lost(decided, "m", given_up=True)
+    promoted(decided, "m", group="shipping")
+    asked = "SELECT groups, state, given_up_groups FROM resend_request ORDER BY send_number"
+    assert decided.control(asked) == [(["shipping"], "open", ["billing"])]
+    decided.control("UPDATE resend_request SET state = 'sent'")
+    promoted(decided, "m", sends=2)
+    assert decided.control(asked) == [(["shipping"], "sent", ["billing"])], "with the next number neither"
+
+
 def test_a_mass_loss_asks_nobody_again_about_what_was_given_up(decided: World) -> None:
     others = [f"other-{n}" for n in range(FLOOR)]
     lost(decided, "given-up", given_up=True)
     lost(decided, *others, given_up=False)
     promoted(decided, "given-up", *others)
     assert members(decided) == [("mass_loss", name) for name in others]
+
+
+def revisited(world: World) -> Counts:
+    """What each reconcile run does first."""
+    run = open_run(world.conn, "reconcile", "*", world.settings)
+    counts = revisit_cases(world.settings, world.connections, world.conn, run)
+    close_run(world.conn, run, "done", counts)
+    return counts
+
+
+def test_an_exhausted_stub_without_an_open_case_becomes_one(world: World) -> None:
+    """Its case was lost with the control database's last hours, or a person's decision of it led nowhere."""
+    world.stub("lost", sends=4, status="exhausted")
+    world.stub("raised", sends=4, status="exhausted")
+    world.stub("left", sends=4, status="exhausted")
+    for name, decision in (("raised", "raise"), ("left", "leave")):
+        world.control("""
+            WITH c AS (
+                INSERT INTO case_file (kind, topic, consumer_group, subject, summary, state, decision, decided_by, decided_at,
+                    why)
+                VALUES ('exhausted', 'orders', 'billing', '', 's', 'decided', %s, 'ann', now(), 'w') RETURNING case_id)
+            INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)
+            SELECT case_id, 'shop_a', 'orders', %s, g FROM c, unnest('{billing,shipping}'::text[]) AS g
+            """, (decision, name))  # fmt: skip
+    assert revisited(world)["case_exhausted"] == 4
+    open_members = """
+        SELECT c.consumer_group, m.message_id FROM case_member m JOIN case_file c USING (case_id)
+        WHERE c.state = 'open' AND c.kind = 'exhausted' ORDER BY 1, 2"""
+    asked = [(group, name) for group in ("billing", "shipping") for name in ("lost", "raised")]
+    assert world.control(open_members) == asked
+    assert world.control("SELECT count(*) FROM alert") == [(2,)]
+    assert "cases" not in revisited(world), "asked once"
+
+
+def test_an_exhausted_stub_whose_deliveries_people_gave_up_is_confirmed(world: World) -> None:
+    world.stub("a", sends=4, status="exhausted")
+    world.log("a", "shipping")
+    assert revisited(world)["case_exhausted"] == 1
+    ((case_id,),) = world.control("SELECT case_id FROM case_file")
+    decide(world.conn, world.settings, world.connections, case_id, "discard", "ann", "refunded", {})
+    assert world.control("SELECT state FROM case_file") == [("closed",)] and world.stub_now("a")["status"] == "exhausted"
+    assert revisited(world)["late_confirmed"] == 1
+    assert world.stub_now("a")["status"] == "confirmed"
+    assert revisited(world).get("revisited", 0) == 0

@@ -50,7 +50,7 @@ def test_a_request_belongs_to_whoever_may_overrule_most(world: World) -> None:
         assert world.request("m")["requested_by"] == belongs_to, by
     world.sql("control", """WITH c AS (
         INSERT INTO case_file (kind, topic, summary) VALUES ('ramp_stopped', 'orders', 's') RETURNING case_id)
-        UPDATE resend_request SET state = 'not_needed', given_up_by = c.case_id FROM c""")
+        UPDATE resend_request SET state = 'not_needed', given_up_by = c.case_id, given_up_groups = '{*}' FROM c""")
     for machine in ("reconcile", "triage"):
         assert world.ask(["m"], by=machine) == {"already_asked": 1}, "what a person gave up only a person asks for again"
     assert world.ask(["m"], by="case 2") == {"reopened": 1}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from backstop.cases.close import close_settled
+from backstop.cases.decide import decide
 from backstop.errors import Unavailable
 from backstop.resend.request import Ask, ask
 from control_world import World, servers, world  # noqa: F401
@@ -270,9 +271,41 @@ def test_what_a_person_gave_up_is_not_asked_for_again(world: World) -> None:
     ((case_id,),) = world.control(
         "INSERT INTO case_file (kind, topic, summary) VALUES ('ramp_stopped', 'orders', 's') RETURNING case_id"
     )
-    world.control("UPDATE resend_request SET state = 'not_needed', given_up_by = %s, error = 'given up by ann'", (case_id,))
+    world.control(
+        "UPDATE resend_request SET state = 'not_needed', given_up_by = %s, given_up_groups = groups, error = 'given up by ann'",
+        (case_id,),
+    )
     assert triage(world) == {"open_again": 1, "escalated": 1}
     assert letters(world)["m"]["reason"] == "given_up"
+
+
+def test_a_number_given_up_for_one_group_is_free_for_the_letters_of_the_others(world: World) -> None:
+    dead(world, "m")
+    world.log("m", "shipping", state="FAILED", moved="1 minute")
+    ((case_id,),) = world.control(
+        "INSERT INTO case_file (kind, topic, summary) VALUES ('ramp_stopped', 'orders', 's') RETURNING case_id"
+    )
+    world.control("""
+        INSERT INTO resend_request (shard, topic, message_id, send_number, groups, reason, requested_by, state, given_up_by,
+            given_up_groups)
+        VALUES ('shop_a', 'orders', 'm', 2, '{billing}', 'lost', 'reconcile', 'not_needed', %s, '{billing}')
+        """, (case_id,))  # fmt: skip
+    ((billing,),) = world.control("SELECT dead_letter_id FROM dead_letter")
+    shipping = letter(world, "m", group="shipping")
+    triage(world)
+    assert states(world) == {billing: "open", shipping: "replaying"}
+    assert requests(world) == [("m", 2, ["shipping"], "triage", "open")]
+    resend(world)
+    assert requests(world) == [("m", 2, ["shipping"], "triage", "sent")]
+    # Also with the next number only a person asks for the group that was given up.
+    look_now(world)
+    assert triage(world)["replayed"] == 1
+    assert [row[:2] for row in requests(world)] == [("m", 2)] and letters(world)["m"]["state"] == "replayed"
+    ((reason, case_id),) = world.control("SELECT reason, case_id FROM dead_letter WHERE dead_letter_id = %s", (billing,))
+    assert reason == "given_up"
+    decide(world.conn, world.settings, world.connections, case_id, "replay", "ann", "mended", {})
+    assert requests(world)[1] == ("m", 3, ["billing"], f"case {case_id}", "open")
+    assert world.control("SELECT given_up_by, given_up_groups FROM resend_request") == [(None, None)] * 2
 
 
 def test_a_dry_run_tells_and_changes_nothing(world: World) -> None:

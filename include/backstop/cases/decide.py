@@ -134,7 +134,7 @@ def _apply(
             return answer(conn, settings, connections, case, intent, options)
         settle_begun(conn, settings, connections, intent)
         if action in ("leave", "accept", "go_on", "give_up"):
-            return _decide_in_control(conn, case, intent, options.get("message_ids"))
+            return _decide_in_control(conn, settings, case, intent, options.get("message_ids"))
         with Judge(settings, connections, conn) as judge:
             plan, partial = _plan(conn, judge, settings, case, intent, options.get("message_ids"))
             counts = _apply_in_producers(conn, judge, plan, intent, int(options.get("more", 1)))
@@ -154,7 +154,7 @@ def _check(case: Case, action: str, who: str, why: str, options: Mapping[str, An
         raise refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
 
 
-def _decide_in_control(conn: Any, case: Case, intent: Intent, ids: Sequence[str] | None) -> Decided:
+def _decide_in_control(conn: Any, settings: Settings, case: Case, intent: Intent, ids: Sequence[str] | None) -> Decided:
     """`leave`, `accept`, `go_on`, `give_up`: one transaction in the control database is all there is."""
     counts = Counts()
     with conn, conn.cursor() as cur:
@@ -172,7 +172,7 @@ def _decide_in_control(conn: Any, case: Case, intent: Intent, ids: Sequence[str]
                 cur.execute(_SQL["accept_epoch"], {"broker": broker, "topic": topic, "queue_id": queue_id, "epoch": epoch})
                 counts.add("accepted", cur.rowcount)
         else:
-            counts += _move_batch(cur, intent)
+            counts += _move_batch(cur, intent, settings.groups_of(case.topic))
         record(cur, intent, counts, [], whole=True)
         return append_decision(cur, Decided(intent["case_id"], intent["action"], counts), intent)
 
@@ -191,7 +191,7 @@ def _leave(cur: Any, case: Case, intent: Intent, ids: Sequence[str] | None) -> D
     return append_decision(cur, Decided(case.case_id, "leave", counts, tuple(left_out)), intent)
 
 
-def _move_batch(cur: Any, intent: Intent) -> Counts:
+def _move_batch(cur: Any, intent: Intent, groups: Sequence[str]) -> Counts:
     """A stopped batch goes on with a canary again, or ends and gives up what it had not sent."""
     go_on = intent["action"] == "go_on"
     cur.execute(_SQL["batch_goes_on" if go_on else "batch_given_up"], intent)
@@ -202,7 +202,7 @@ def _move_batch(cur: Any, intent: Intent) -> Counts:
         )
     if go_on:
         return Counts(batches_going_on=1)
-    cur.execute(_SQL["give_up_requests"], intent)
+    cur.execute(_SQL["give_up_requests"], {**intent, "groups": list(groups)})
     return Counts(given_up=cur.rowcount)
 
 

@@ -216,7 +216,10 @@ UPDATE resend_batch SET state = 'given_up', ended_at = clock_timestamp() WHERE c
 
 -- name: give_up_requests: what the batch held is closed, and reconcile does not open it again
 UPDATE resend_request r
-SET state = 'not_needed', held = false, given_up_by = %(case_id)s, updated_at = clock_timestamp(),
+SET state = 'not_needed', held = false, given_up_by = %(case_id)s,
+    given_up_groups = ARRAY(
+        SELECT DISTINCT g FROM unnest(coalesce(r.given_up_groups, '{}') || coalesce(r.groups, %(groups)s::text[])) AS g ORDER BY g),
+    updated_at = clock_timestamp(),
     error = 'given up by ' || %(who)s || ': ' || left(%(why)s, 500)
 FROM resend_batch b
 WHERE b.case_id = %(case_id)s AND b.state = 'given_up' AND r.topic = b.topic AND r.state = 'open'

@@ -16,7 +16,8 @@ from backstop.records import Category, LogRow, LogState, Stub, StubStatus
 
 LEFT = "left"
 """The reason of a letter that a person left on purpose: no machine touches it before a person does."""
-STICKY = frozenset({"given_up", "refused_for_good", "no_route"})
+GIVEN_UP = "given_up"
+STICKY = frozenset({GIVEN_UP, "refused_for_good", "no_route"})
 """Ends of a request that bar every machine from asking again (settle_replays), until a person takes the letter up."""
 PERSONS = frozenset({Category.POISON, Category.CONFLICT, Category.UNKNOWN})
 """Categories of which no machine replays anything."""

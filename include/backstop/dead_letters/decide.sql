@@ -59,6 +59,11 @@ SELECT topic, message_id, send_number, state
 FROM resend_request
 WHERE state IN ('open', 'claimed') AND (topic, message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
 
+-- name: given_up: deliveries among these messages whose resend a person gave up; group *: every group's
+SELECT DISTINCT r.topic, r.message_id, g.consumer_group
+FROM resend_request r CROSS JOIN LATERAL unnest(r.given_up_groups) AS g (consumer_group)
+WHERE r.given_up_by IS NOT NULL AND (r.topic, r.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
+
 -- name: open_deliveries: the open letters of these messages, of whatever group; the case in which a person left them, and what bars machines
 SELECT topic, message_id, consumer_group, left_in_case, barred
 FROM dead_letter
@@ -150,7 +155,8 @@ UPDATE case_file SET summary = coalesce(%(summary)s, summary), evidence = eviden
 WHERE case_id = %(case_id)s AND state = 'open';
 
 -- name: ended: letters whose request has ended, and how; one that is not there any more has ended, too
-SELECT d.dead_letter_id, d.consumer_group, d.topic, r.state, r.groups, r.error, r.given_up_by
+SELECT d.dead_letter_id, d.consumer_group, d.topic, r.state, r.groups, r.error,
+    CASE WHEN r.given_up_groups && ARRAY[d.consumer_group, '*'] THEN r.given_up_by END
 FROM dead_letter d
 LEFT JOIN resend_request r ON r.topic = d.topic AND r.message_id = d.message_id AND r.send_number = d.send_number
 WHERE d.state = 'replaying' AND d.dead_letter_id > %(after)s

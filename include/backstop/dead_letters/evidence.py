@@ -12,7 +12,7 @@ from typing import Any
 
 from backstop.config.settings import Settings
 from backstop.dead_letters.ask_stores import Delivery, bad_clocks, befores_of, logs_of, owed_by, stubs_of
-from backstop.dead_letters.decide import Facts
+from backstop.dead_letters.decide import GIVEN_UP, Facts
 from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Key, LogRow, LogState, Stub, StubStatus, Verdict
@@ -89,6 +89,7 @@ def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequenc
         for topic, message_id, number, state in _fetch(cur, "requests", values):
             asked.setdefault(Key(topic, message_id), []).append((number, state))
         open_letters = _fetch(cur, "open_deliveries", values)
+        given_up = set(_fetch(cur, "given_up", values))
     stubs, shards, missed = stubs_of(settings, sources, keys)
     with control, control.cursor() as cur:
         groups = {letter.group for letter in letters if letter.group is not None and letter.group in settings.groups}
@@ -99,7 +100,7 @@ def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequenc
     seen = _Seen(
         stubs, shards, missed, clocks, owed, logs, floors, discarded, withdrawn, replays, asked,
         left={(t, i, g): case for t, i, g, case, _ in open_letters if case is not None},
-        barred={(t, i, g): why for t, i, g, _, why in open_letters if why is not None},
+        barred={(t, i, g): why for t, i, g, _, why in open_letters if why is not None}, given_up=given_up,
     )  # fmt: skip
     dead = {(t, i, g) for t, i, g, *_ in open_letters}
     look = Look(as_of, befores=befores)
@@ -127,6 +128,7 @@ class _Seen:
     asked: Mapping[Key, list[tuple[int, str]]]
     left: Mapping[Delivery, int]
     barred: Mapping[Delivery, str]
+    given_up: set[Delivery]
 
 
 def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
@@ -144,6 +146,7 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
     if key is None or delivery is None:
         return facts
     group = delivery[2]
+    resend_given_up = not seen.given_up.isdisjoint({delivery, (key.topic, key.message_id, "*")})
     known = group in settings.groups_of(key.topic)
     route, unread = None, facts.unread
     if known:
@@ -156,7 +159,7 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
     return replace(
         facts, log=seen.logs.get(delivery), stub=stub, shards=tuple(seen.shards.get(key, ())),
         log_floor=seen.floors.get(group), left=letter.left_in_case or seen.left.get(delivery),
-        barred=letter.barred or seen.barred.get(delivery),
+        barred=letter.barred or seen.barred.get(delivery) or (GIVEN_UP if resend_given_up else None),
         replays=seen.replays.get(delivery, 0), observed=known and settings.topics[key.topic].mode != "repair",
         route=route, unread=unread,
         duplicates=settings.groups[group].duplicates if known else "no", asked=_asked(stub, seen.asked.get(key, ())),

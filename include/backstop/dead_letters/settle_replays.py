@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from backstop.dead_letters.decide import STICKY
+from backstop.dead_letters.decide import GIVEN_UP, STICKY
 from backstop.named_sql import load
 from backstop.records import Counts, LetterState, RequestState
 from backstop.resend.request import FOR_GOOD
@@ -46,7 +46,7 @@ def end_of(
         return {"dead_letter_id": dead_letter_id, "state": state, "reason": None, "barred": None, "look_at": None}
     reason = "its request did not publish it"
     if given_up_by is not None:
-        reason = "given_up"
+        reason = GIVEN_UP
     elif error is not None and error.startswith(FOR_GOOD):
         reason = "refused_for_good"
     elif state == RequestState.NOT_NEEDED and error == _NO_ROUTE:

@@ -20,12 +20,13 @@ from itertools import groupby, islice
 from typing import Any
 
 from backstop.cases.close import close_satisfied
-from backstop.cases.open import open_case
+from backstop.cases.open import Member
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import PromotionFailed, RunError, StoreFailed, StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.reconcile.find_gaps import find_gaps
+from backstop.reconcile.open_cases import CaseKey, open_cases
 from backstop.records import Counts, Key
 from backstop.resend.request import FOR_GOOD, Ask, ask, duplicates_of, ramped_topics, route_for, waits_for_evidence
 from backstop.runs.control import connect
@@ -46,21 +47,6 @@ _REFUSED_ROWS = 20
 """A shard that refuses more rows than this refuses all of them."""
 Delivery = tuple[str, str]
 """topic, consumer_group"""
-Member = tuple[str, str, str, str]
-"""shard, topic, message_id, consumer_group"""
-
-_SUMMARIES = {
-    "exhausted": "{n} deliveries of {topic} to {group} used up their sends: decide what becomes of them",
-    "mass_loss": "{n} deliveries of {topic} to {group} look lost at once: nothing was resent, a person must decide",
-    "new_epoch": "{topic} began a new life in the broker: older copies of {group} cannot be judged until it is accepted",
-    "backlog": "{n} deliveries of {topic} to {group} wait in the broker beyond the backlog horizon",
-    "unknown": "{n} deliveries of {topic} to {group} could not be judged for too long",
-    "overdue": "{n} deliveries of {topic} to {group} are not done beyond the overdue horizon",
-    "stalled": "{n} deliveries of {topic} to {group} were received and not finished; the group takes no duplicates",
-    "refused": "{n} deliveries of {topic} to {group} were refused by the broker for good: too large, or no such topic",
-    "no_route": "{n} deliveries of {topic} to {group} cannot be resent without reaching a group that takes no duplicates",
-}
-_SEVERITY = {"mass_loss": "critical", "exhausted": "critical", "new_epoch": "critical"}
 
 
 def promote(settings: Settings, connections: Connections, control: Any, run: Run) -> Counts:
@@ -159,7 +145,7 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
         cursor.execute(_SQL["promote_verdicts"], {"run_id": run.run_id})
         cursor.execute(_SQL["promote_counts"], {"run_id": run.run_id})
         held = _held_by_blast_radius(settings, cursor, run)
-        members: dict[tuple[str, str, str], list[Member]] = {}
+        members: dict[CaseKey, list[Member]] = {}
         asks: list[Ask] = []
         cursor.execute(_SQL["eligible"], {"run_id": run.run_id})
         for _, rows in groupby(cursor.fetchall(), key=lambda row: (row[1], row[2])):
@@ -179,15 +165,7 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
         cursor.execute(_SQL["refused_for_good"], {"run_id": run.run_id, "for_good": FOR_GOOD})
         for topic, group, shard, message_id in cursor.fetchall():
             members.setdefault(("refused", topic, group), []).append((shard, topic, message_id, group))
-        for (kind, topic, group), who in members.items():
-            evidence: Mapping[str, object] = held.get((topic, group), {}) if kind == "mass_loss" else {}
-            open_case(
-                cursor, kind=kind, topic=topic, group=group, subject="", severity=_SEVERITY.get(kind, "warning"),
-                summary=_SUMMARIES[kind].format(n=len(who), topic=topic, group=group),
-                evidence=evidence, members=who, run_id=run.run_id,
-            )  # fmt: skip
-            counts.add("cases")
-            counts.add(f"case_{kind}", len(who))
+        counts += open_cases(cursor, run.run_id, members, {("mass_loss", *pair): why for pair, why in held.items()})
         counts.add("cases_closed", close_satisfied(cursor, run.run_id))
         cursor.execute(_SQL["begin_promotion"], {"run_id": run.run_id})
     return counts

@@ -52,11 +52,14 @@ ON CONFLICT DO NOTHING;
 -- A delivery whose next number somebody already asked for is decided; only reconcile's own requests count as its past, and lists of ids.
 -- Of runs beside one another only the first one's confirmed deliveries count: the others may have seen the same ones.
 WITH mine AS (
-    SELECT s.topic, s.consumer_group, count(*) FILTER (WHERE q.request_id IS NULL) AS eligible
+    SELECT s.topic, s.consumer_group, count(*) FILTER (WHERE q.request_id IS NULL AND NOT EXISTS (
+        SELECT 1 FROM resend_request g
+        WHERE g.topic = s.topic AND g.message_id = s.message_id AND g.given_up_by IS NOT NULL
+            AND g.given_up_groups && ARRAY[s.consumer_group, '*'])) AS eligible
     FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
     LEFT JOIN resend_request q ON q.topic = s.topic AND q.message_id = s.message_id
         AND q.send_number = s.send_count::bigint + 1
-        AND (q.state NOT IN ('not_needed', 'superseded') OR q.given_up_by IS NOT NULL)
+        AND q.state NOT IN ('not_needed', 'superseded')
         AND (q.groups IS NULL OR s.consumer_group = ANY (q.groups))
     WHERE s.run_id = %(run_id)s AND s.eligible
     GROUP BY s.topic, s.consumer_group
@@ -92,8 +95,8 @@ WHERE s.run_id = %(run_id)s AND s.eligible
     -- What a person gave up is asked for again by a person only.
     AND NOT EXISTS (
         SELECT 1 FROM resend_request g
-        WHERE g.topic = s.topic AND g.message_id = s.message_id AND g.send_number = s.send_count::bigint + 1
-            AND g.given_up_by IS NOT NULL)
+        WHERE g.topic = s.topic AND g.message_id = s.message_id AND g.given_up_by IS NOT NULL
+            AND g.given_up_groups && ARRAY[s.consumer_group, '*'])
 ORDER BY s.topic, s.message_id, s.consumer_group;
 
 -- name: eligible_observed: messages of observed topics that a run promoted as eligible, but for a mass loss, in pages by key
@@ -172,6 +175,20 @@ FROM case_member m JOIN case_file c USING (case_id)
 WHERE c.state IN ('open', 'decided') AND c.kind IN ('exhausted', 'refused') AND c.closed_at IS NULL
     AND (%(topics)s::text[] IS NULL OR m.topic = ANY (%(topics)s::text[]))
 ORDER BY 1, 2;
+
+-- name: without_open_case: which of these messages no open case is about, nor one that a person left
+SELECT k.topic, k.message_id
+FROM unnest(%(topics)s::text[], %(ids)s::text[]) AS k (topic, message_id)
+WHERE NOT EXISTS (
+    SELECT 1 FROM case_member m JOIN case_file c USING (case_id)
+    WHERE m.topic = k.topic AND m.message_id = k.message_id AND m.settled_at IS NULL AND c.closed_at IS NULL
+        AND (c.state = 'open' OR c.decision = 'leave'));
+
+-- name: asked_about: the deliveries of these messages that an open case is about, or one that a person left
+SELECT m.topic, m.message_id, m.consumer_group
+FROM case_member m JOIN case_file c USING (case_id)
+WHERE (m.topic, m.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]))
+    AND m.settled_at IS NULL AND c.closed_at IS NULL AND (c.state = 'open' OR c.decision = 'leave');
 
 -- name: reached: how far a reader in time order has got
 SELECT reached FROM watermark WHERE subject = %(subject)s;

@@ -1,58 +1,121 @@
-"""Looks again, by key, at the messages of open cases: a log that came late confirms an exhausted stub."""
+"""Judges by key what no scan reads: the messages of open cases, and exhausted stubs that no open case is about.
+
+A log that came late confirms an exhausted stub. One whose case was lost or is over (a crash between the two databases, a
+restore, a person's decision about each of its deliveries) is confirmed, or becomes a case.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import chain, islice
 from typing import Any
 
 from backstop.cases.close import close_satisfied
+from backstop.cases.open import Member
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import Unavailable
 from backstop.named_sql import load
+from backstop.reconcile.open_cases import CaseKey, open_cases
 from backstop.records import Counts, Key, StubStatus, Verdict
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import topics_of
+from backstop.stores.open import open_stub_audit
 from backstop.stores.protocol import StubOutcome
-from backstop.verdicts.judge import Judge
+from backstop.verdicts.judge import Judge, Judgement
+from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.reconcile", "queries.sql")
 _BATCH = 1_000
+_PAGE = 5_000
 
 
 def revisit_cases(settings: Settings, connections: Connections, control: Any, run: Run) -> Counts:
-    """Confirms exhausted stubs of the run's topics whose deliveries are all done by now; returns how many were looked at and
-    confirmed."""
+    """For the run's topics; returns how many messages were read again, stubs confirmed, cases opened and closed."""
     counts = Counts()
     with control, control.cursor() as cursor:
         hold(cursor, run)
         cursor.execute(_SQL["members_of_open_cases"], {"topics": topics_of(run.scope)})
-        keys = iter([Key(topic, message_id) for topic, message_id in cursor.fetchall()])
+        members = [Key(topic, message_id) for topic, message_id in cursor.fetchall()]
     with Judge(settings, connections, control) as judge:
+        keys = chain(members, _without_open_case(settings, connections, control, run, judge.sources))
         while batch := list(islice(keys, _BATCH)):
             seen = judge.judgement(batch)
             counts.add("revisited", len(seen.stubs))
-            confirmed: dict[str, list[StubOutcome]] = defaultdict(list)
-            for row in seen.outcomes:
-                key = Key(str(row["topic"]), str(row["message_id"]))
-                stub = seen.stubs[key]
-                alone = len(seen.shards_of[key]) == 1
-                if row["new_status"] == "confirmed" and stub.status == StubStatus.EXHAUSTED and alone:
-                    confirmed[stub.shard].append(
-                        StubOutcome(key, str(stub.status), "confirmed", stub.send_count, None)
-                    )
-            for shard, outcomes in confirmed.items():
-                try:
-                    counts.add("late_confirmed", judge.sources.shard(shard).promote(outcomes, seen.as_of))
-                except Unavailable as error:
-                    judge.sources.missed(f"shard {shard}", error)
-                    counts.add("unreachable")
+            counts += _confirm(judge.sources, seen)
             done = [
                 (*one.key, one.consumer_group) for one in seen.judged
                 if one.verdict in (Verdict.CONFIRMED, Verdict.VOIDED)
             ]  # fmt: skip
             with control, control.cursor() as cursor:
                 hold(cursor, run)
+                counts += _ask_people(cursor, run, seen)
                 counts.add("cases_closed", close_satisfied(cursor, run.run_id, done))
     return counts
+
+
+def _without_open_case(
+    settings: Settings, connections: Connections, control: Any, run: Run, sources: Sources
+) -> Iterator[Key]:
+    """Exhausted stubs of which no delivery is before a person, or was left by one."""
+    topics = set(settings.topics).intersection(topics_of(run.scope) or settings.topics)
+    for shard in settings.producers:
+        with closing(open_stub_audit(settings, connections, shard)) as stubs:
+            page = [Key("", "")]
+            while page:
+                try:
+                    page = stubs.exhausted(page[-1], _PAGE)
+                except Unavailable as error:
+                    sources.missed(f"shard {shard}", error)
+                    break
+                mine = [key for key in page if key.topic in topics]
+                # The case is committed before its stub is exhausted: the stubs are read before the cases.
+                with control, control.cursor() as cursor:
+                    hold(cursor, run)
+                    cursor.execute(_SQL["without_open_case"], _columns(mine))
+                    found = [Key(*row) for row in cursor.fetchall()]
+                yield from found
+
+
+def _confirm(sources: Sources, seen: Judgement) -> Counts:
+    """Exhausted stubs of which everything is done by now."""
+    counts = Counts()
+    confirmed: dict[str, list[StubOutcome]] = defaultdict(list)
+    for row in seen.outcomes:
+        key = Key(str(row["topic"]), str(row["message_id"]))
+        if row["new_status"] == "confirmed" and _is_exhausted(seen, key):
+            stub = seen.stubs[key]
+            confirmed[stub.shard].append(StubOutcome(key, str(stub.status), "confirmed", stub.send_count, None))
+    for shard, outcomes in confirmed.items():
+        try:
+            counts.add("late_confirmed", sources.shard(shard).promote(outcomes, seen.as_of))
+        except Unavailable as error:
+            sources.missed(f"shard {shard}", error)
+            counts.add("unreachable")
+    return counts
+
+
+def _ask_people(cursor: Any, run: Run, seen: Judgement) -> Counts:
+    """Cases for deliveries of exhausted stubs that no person is asked about."""
+    wanted = [one for one in seen.judged if one.case_kind is not None and _is_exhausted(seen, one.key)]
+    if not wanted:
+        return Counts()
+    cursor.execute(_SQL["asked_about"], _columns([one.key for one in wanted]))
+    asked = set(cursor.fetchall())
+    found: dict[CaseKey, list[Member]] = defaultdict(list)
+    for one in wanted:
+        if asked.isdisjoint({(*one.key, one.consumer_group), (*one.key, "*")}):
+            assert one.case_kind is not None
+            member = (one.shard, one.topic, one.message_id, one.consumer_group)
+            found[one.case_kind, one.topic, one.consumer_group].append(member)
+    return open_cases(cursor, run.run_id, found, {})
+
+
+def _is_exhausted(seen: Judgement, key: Key) -> bool:
+    return seen.stubs[key].status == StubStatus.EXHAUSTED and len(seen.shards_of[key]) == 1
+
+
+def _columns(keys: Sequence[Key]) -> dict[str, list[str]]:
+    return {"topics": [key.topic for key in keys], "ids": [key.message_id for key in keys]}

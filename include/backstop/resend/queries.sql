@@ -2,8 +2,8 @@
 
 -- name: ask: new requests; closed ones whose number is still free are opened again, open ones get the groups added
 -- A row that is claimed or whose number was published is not returned, because it is not touched. A person's request stays a
--- person's, whoever joins it (also by a plan of an incident), and triage's stays triage's when reconcile joins. What a person gave
--- up only a person asks for again.
+-- person's, whoever joins it (also by a plan of an incident), and triage's stays triage's when reconcile joins. For a group for
+-- which a person gave it up only a person asks again.
 INSERT INTO resend_request AS r (shard, topic, message_id, send_number, groups, reason, requested_by, route, held, run_id)
 SELECT a.shard, a.topic, a.message_id, a.send_number, a.groups, a.reason, a.requested_by, a.route, a.held, %(run_id)s
 FROM jsonb_to_recordset(%(asks)s::jsonb) AS a(shard text, topic text, message_id text, send_number int, groups text[],
@@ -33,16 +33,27 @@ ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
     held = CASE WHEN r.state = 'open' THEN r.held ELSE excluded.held END,
     batch_id = CASE WHEN r.state = 'open' THEN r.batch_id END,
     step = CASE WHEN r.state = 'open' THEN r.step END,
-    given_up_by = NULL,
     created_at = CASE WHEN r.state = 'open' THEN r.created_at ELSE statement_timestamp() END,
     updated_at = statement_timestamp()
 WHERE r.state IN ('open', 'not_needed', 'superseded')
-    AND (r.given_up_by IS NULL OR excluded.requested_by NOT IN ('reconcile', 'triage'))
+    AND (r.given_up_by IS NULL OR excluded.requested_by NOT IN ('reconcile', 'triage')
+        OR excluded.groups IS NOT NULL AND NOT r.given_up_groups && (excluded.groups || '{*}'))
 RETURNING CASE
     WHEN xmax = 0 THEN 'requests'
     WHEN r.created_at = r.updated_at THEN 'reopened'
     ELSE 'joined'
 END;
+
+-- name: not_given_up_any_more: what a person asks for again, whatever number it was given up with
+UPDATE resend_request r
+SET given_up_groups = rest.groups, given_up_by = CASE WHEN rest.groups IS NOT NULL THEN r.given_up_by END
+FROM jsonb_to_recordset(%(asks)s::jsonb) AS a(topic text, message_id text, groups text[], requested_by text)
+CROSS JOIN LATERAL (
+    SELECT p.request_id, nullif(ARRAY(
+        SELECT g FROM unnest(p.given_up_groups) AS g WHERE a.groups IS NOT NULL AND g <> '*' AND g <> ALL (a.groups)), '{}') AS groups
+    FROM resend_request p
+    WHERE p.topic = a.topic AND p.message_id = a.message_id AND p.given_up_by IS NOT NULL) rest
+WHERE r.request_id = rest.request_id AND a.requested_by NOT IN ('reconcile', 'triage');
 
 -- name: clock: the instant up to which this worker takes what is due
 SELECT clock_timestamp();

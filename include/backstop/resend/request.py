@@ -52,7 +52,7 @@ def ask(
     A request that closed without taking its number (not_needed, superseded) is opened again as this one; an
     open one gets the groups added (null: all); a claimed or published one is left alone: its number is, or
     may be, taken. Requests of a `ramped` topic are held until a step of its ramp releases them. What a
-    person gave up only a person opens again.
+    person gave up for a group only a person asks for again for that group; for the others the number is free.
     """
     merged: dict[tuple[Key, int], Ask] = {}
     for one in asks:
@@ -62,7 +62,9 @@ def ask(
         return Counts()
     # In key order, so that two writers cannot wait for each other's rows.
     rows = [{**_row(one), "held": one.topic in ramped} for _, one in sorted(merged.items(), key=lambda item: item[0])]
-    cur.execute(_SQL["ask"], {"asks": json.dumps(rows), "run_id": run_id})
+    values = {"asks": json.dumps(rows), "run_id": run_id}
+    cur.execute(_SQL["not_given_up_any_more"], values)
+    cur.execute(_SQL["ask"], values)
     counts = Counts()
     for (happened,) in cur.fetchall():
         counts.add(happened)

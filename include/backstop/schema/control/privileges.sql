@@ -60,7 +60,7 @@ GRANT INSERT (run_id, wanted, planned_by, why) ON incident TO backstop_person;
 GRANT INSERT ON alert, case_note, incident_delivery, resend_request, resend_batch, pause, owed_since, proposal TO backstop_person;
 GRANT DELETE ON duty_lease, pause, withdrawal TO backstop_person;
 GRANT UPDATE (shard, groups, reason, requested_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
-    step, given_up_by, created_at, updated_at) ON resend_request TO backstop_person;
+    step, given_up_by, given_up_groups, created_at, updated_at) ON resend_request TO backstop_person;
 GRANT UPDATE (state, decision, reason, decided_by, left_in_case, barred, decided_at, look_at, case_id, shard, send_number, proof,
     closed_at) ON dead_letter TO backstop_person;
 -- Who planned, in which run, what was shown and what was answered is not theirs to write.

@@ -1,0 +1,41 @@
+"""Opens the cases of what reconcile found: one for each kind, topic and group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backstop.cases.open import Member, open_case
+from backstop.records import Counts
+
+CaseKey = tuple[str, str, str]
+"""kind, topic, consumer_group"""
+
+_SUMMARIES = {
+    "exhausted": "{n} deliveries of {topic} to {group} used up their sends: decide what becomes of them",
+    "mass_loss": "{n} deliveries of {topic} to {group} look lost at once: nothing was resent, a person must decide",
+    "new_epoch": "{topic} began a new life in the broker: older copies of {group} cannot be judged until it is accepted",
+    "backlog": "{n} deliveries of {topic} to {group} wait in the broker beyond the backlog horizon",
+    "unknown": "{n} deliveries of {topic} to {group} could not be judged for too long",
+    "overdue": "{n} deliveries of {topic} to {group} are not done beyond the overdue horizon",
+    "stalled": "{n} deliveries of {topic} to {group} were received and not finished; the group takes no duplicates",
+    "refused": "{n} deliveries of {topic} to {group} were refused by the broker for good: too large, or no such topic",
+    "no_route": "{n} deliveries of {topic} to {group} cannot be resent without reaching a group that takes no duplicates",
+}
+_SEVERITY = {"mass_loss": "critical", "exhausted": "critical", "new_epoch": "critical"}
+
+
+def open_cases(
+    cursor: Any, run_id: int, found: Mapping[CaseKey, Sequence[Member]], evidence: Mapping[CaseKey, Mapping[str, object]]
+) -> Counts:
+    """Returns `cases`, and the deliveries of each kind; in the caller's transaction."""
+    counts = Counts()
+    for (kind, topic, group), members in found.items():
+        open_case(
+            cursor, kind=kind, topic=topic, group=group, subject="", severity=_SEVERITY.get(kind, "warning"),
+            summary=_SUMMARIES[kind].format(n=len(members), topic=topic, group=group),
+            evidence=evidence.get((kind, topic, group), {}), members=members, run_id=run_id,
+        )  # fmt: skip
+        counts.add("cases")
+        counts.add(f"case_{kind}", len(members))
+    return counts
