@@ -16,6 +16,8 @@ What each task does, and what to do when it is red:
   was promoted, and the next run judges again.
 - **promote** applies verdicts, requests and cases, then the stubs of each shard, and wakes `resend`, `deliver_alerts` and
   `ask_people` when there is something for them. Red: clear it, or let the next run finish it; each step may be done twice.
+- **wake** runs only when `promote` failed: it wakes the same three for what was promoted before. Red: their own schedules start
+  them.
 - **audit_requests** checks what was promoted. Red: read the report, and pause the topic if in doubt; each resend is judged
   again before it goes out.
 - **close_run** closes the run, whatever happened. Red: the run could not read everything, and the message names what was
@@ -43,14 +45,14 @@ try:
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
     from backstop.plugins.backstop_spark import SparkDutyOperator
-    from backstop.plugins.backstop_wake import WORK, wake_duties
+    from backstop.plugins.backstop_wake import WORK, wake_after_failure, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     from backstop_links import DataDocsLink, RunLink
     from backstop_notify import tell_failure
     from backstop_schedule import every
     from backstop_spark import SparkDutyOperator
-    from backstop_wake import WORK, wake_duties
+    from backstop_wake import WORK, wake_after_failure, wake_duties
 
 JUDGED = ("stubs_at_the_door", "logs_at_the_door", "verdicts")
 """What is checked between judging and promoting."""
@@ -146,6 +148,7 @@ def reconcile() -> None:
     closed = close_run(opened=opened)
 
     opened >> judged >> staged >> promoted >> requests >> closed
+    promoted >> wake_after_failure() >> closed
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
     staged.operator.operator_extra_links = (RunLink(), *map(DataDocsLink, JUDGED))
     requests.operator.operator_extra_links = (RunLink(), DataDocsLink())

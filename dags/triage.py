@@ -23,6 +23,8 @@ What each task does, and what to do when it is red:
 - **decide_and_apply** decides every letter that is due: discard with proof, replay, ask a person, or wait. Red: clear it; a
   letter is only changed as it was seen. In a dry run its log lists the decisions, and nothing is applied. It wakes `resend`,
   `deliver_alerts` and `ask_people` when there is something for them.
+- **wake** runs only when `decide_and_apply` failed: it wakes the same three for what was applied before. Red: their own schedules
+  start them.
 - **audit_decisions** checks that every letter is decided or waits, that what was discarded has its proof, and what a person must
   decide has its case. Red: Data Docs shows the check that broke; pause the topic if in doubt.
 - **close_run** closes the run, whatever happened. Red alone: something was away, and the message names it; all else was done.
@@ -52,14 +54,14 @@ try:
     from backstop.plugins.backstop_links import DataDocsLink, RunLink
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
-    from backstop.plugins.backstop_wake import WORK, wake_duties
+    from backstop.plugins.backstop_wake import WORK, wake_after_failure, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     import backstop_triage as triage_steps
     from backstop_links import DataDocsLink, RunLink
     from backstop_notify import tell_failure
     from backstop_schedule import every
-    from backstop_wake import WORK, wake_duties
+    from backstop_wake import WORK, wake_after_failure, wake_duties
 
 
 @task(retries=0)
@@ -150,6 +152,7 @@ def triage() -> None:
     classified >> causes >> promoted
     # Also after what is never skipped: then deciding goes on when there was nothing to classify.
     [drained, promoted] >> decided >> decisions >> closed
+    decided >> wake_after_failure() >> closed
     stored >> closed
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
     for audited in (stored, causes, decisions):

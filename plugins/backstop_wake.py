@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow.sdk import Asset, AssetAlias
+from airflow.sdk import Asset, AssetAlias, TriggerRule, task
 
 try:
     from backstop.plugins import backstop_duty as duty
@@ -46,3 +46,12 @@ def wake_duties(context: Mapping[str, Any]) -> list[str]:
     for asset in due:
         context["outlet_events"][WORK].add(asset)
     return [asset.name for asset in due]
+
+
+@task(task_id="wake", trigger_rule=TriggerRule.ONE_FAILED, outlets=[WORK])
+def wake_after_failure(**context: Any) -> list[str]:
+    """Downstream of a task that wakes duties itself when it succeeds: what it committed before it failed has to be done, too.
+
+    After a success Airflow skips it, and starts no process for it.
+    """
+    return wake_duties(context)

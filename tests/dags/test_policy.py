@@ -165,9 +165,9 @@ def test_nothing_is_promoted_before_its_audits_and_only_requests_wake_resend(bag
     tasks = bag["dags"]["reconcile"]["tasks"]
     assert tasks["judge"]["downstream"] == ["audit_judged"]
     assert tasks["audit_judged"]["downstream"] == ["promote"]
-    assert tasks["promote"]["downstream"] == ["audit_requests"]
+    assert tasks["promote"]["downstream"] == ["audit_requests", "wake"]
     emitting = {name for name, task in tasks.items() if task["outlets"]}
-    assert emitting == {"promote"}
+    assert emitting == {"promote", "wake"}
     assert tasks["judge"]["retries"] == 1
 
 
@@ -184,8 +184,13 @@ def test_duties_that_would_mostly_find_nothing_are_started_by_an_asset_with_a_sl
     }  # fmt: skip
     assert waking == {
         ("reconcile", "promote"), ("triage", "decide_and_apply"), ("sweep", "close_run"), ("decide_case", "apply"),
-        ("replay_incident", "replay"), ("watch", "watch"),
+        ("replay_incident", "replay"), ("watch", "watch"), ("reconcile", "wake"), ("triage", "wake"),
     }  # fmt: skip
+    # What a task committed before it failed wakes them as if it had not failed.
+    for name, before in (("reconcile", "promote"), ("triage", "decide_and_apply")):
+        tasks = bag["dags"][name]["tasks"]
+        assert (tasks["wake"]["rule"], tasks["wake"]["downstream"]) == ("one_failed", ["close_run"])
+        assert [one for one, task in tasks.items() if "wake" in task["downstream"]] == [before]
 
 
 @pytest.mark.parametrize("name", DAGS)
