@@ -1,29 +1,27 @@
-"""Brings the databases to the versions of this image, gives each role its privileges, makes topics and groups; then ends.
+"""Brings the databases to the versions of this image, gives each role its privileges, makes topics, groups and Airflow's first
+user; then ends.
 
 The only process that holds the owner's login. Safe to run again: it runs at each `docker compose up`, before all others.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.errors import BackstopError
-from backstop.private_file import write_private
 from backstop.schema.migrate import grant
 from backstop.schema.prepare import prepare
 
 
 def main() -> int:
     subprocess.run(["airflow", "db", "migrate"], check=True)
-    # Airflow's simple login, for a machine of one's own: the api-server reads the password from a file that it shares with us.
-    login = {"admin": os.environ["AIRFLOW_ADMIN_PASSWORD"]}
-    write_private(Path(os.environ["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"]), json.dumps(login))
+    make_admin(Path(os.environ["AIRFLOW_ADMIN_PASSWORD_FILE"]), os.environ)
     try:
         settings, connections = load(), Connections()
         urls = {ref: connections.url(ref) for ref in settings.connection_refs()}
@@ -38,6 +36,21 @@ def main() -> int:
         return refused.exit_code
     print("databases, privileges, topics and groups are ready")
     return 0
+
+
+def make_admin(password_file: Path, environment: Mapping[str, str]) -> None:
+    """Makes Airflow's user `admin`; one who is there already keeps their password.
+
+    Airflow asks for the password twice. Without a terminal it reads standard input, so that no command line shows it.
+    """
+    password = password_file.read_text(encoding="utf-8").strip()
+    if not password:
+        raise SystemExit(f"{password_file} holds no password: write one into it. No user was made.")
+    command = [sys.executable, "-m", "airflow", "users", "create", "--username", "admin", "--firstname", "First",
+               "--lastname", "Admin", "--email", "admin@localhost.localdomain", "--role", "Admin"]  # fmt: skip
+    subprocess.run(
+        command, input=f"{password}\n" * 2, text=True, check=True, env=dict(environment), start_new_session=True
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -42,8 +42,10 @@ class Stack:
         self.services: dict[str, Any] = filled(as_written(), variables)["services"]
         self.port = {name: free_port() for name in ("postgres", "redis", "master", "master-page", "worker-page", "airflow")}
         self.children: dict[str, Child] = {}
-        for name in ("bin", "private", "home", "redis", "docs", "logs", "spark"):
+        for name in ("bin", "secrets", "private", "home", "redis", "docs", "logs", "spark"):
             (folder / name).mkdir()
+        for name, secret in as_written()["secrets"].items():
+            (folder / "secrets" / name).write_text(variables[secret["environment"]])
         (folder / "bin" / "redis-server").symlink_to(valkey())
         client = folder / "bin" / "redis-cli"
         client.write_text(REDIS_CLI.format(python=sys.executable))
@@ -54,8 +56,8 @@ class Stack:
             ("spark-master:8080", f"{LOOPBACK}:{self.port['master-page']}"), ("spark-master", LOOPBACK),
             ("airflow-api-server:8080", f"{LOOPBACK}:{self.port['airflow']}"),
             ("/opt/backstop/backstop.yaml", str(ROOT / "backstop.yaml")), ("/opt/backstop/dags", str(ROOT / "dags")),
-            ("/opt/backstop/private", str(folder / "private")), ("/opt/backstop/data-docs", str(folder / "docs")),
-            ("/opt/backstop/proofs", str(folder / "proofs")),
+            ("/opt/backstop/data-docs", str(folder / "docs")), ("/opt/backstop/proofs", str(folder / "proofs")),
+            ("/run/secrets", str(folder / "secrets")),
             ("/opt/backstop/", f"{ROOT / 'docker'}/"), ("/dev/shm", str(folder / "private")),
             ("/tmp/spark-work", str(folder / "spark")), ("-p 6379", f"-p {self.port['redis']}"),
         ]  # fmt: skip

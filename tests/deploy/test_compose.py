@@ -41,7 +41,8 @@ def test_the_file_meets_the_compose_specification(variables: dict[str, str]) -> 
 def test_every_variable_is_a_secret_that_must_be_set_and_make_env_generates_it(variables: dict[str, str]) -> None:
     text = re.sub(r"(?m)^\s*#.*$", "", FILE.read_text()).replace("$$", "")
     used = re.findall(r"\$\{(\w+)([^}]*)\}", text)
-    assert {name for name, _ in used} == set(variables)
+    secret = {one["environment"] for one in as_written()["secrets"].values()}
+    assert {name for name, _ in used} | secret == set(variables)
     assert [name for name, rest in used if not rest.startswith(":?")] == [], "a variable that may be left empty"
     assert text.count("$") == len(used), "a variable without braces, which may be left empty"
     with pytest.raises(Missing, match="make env"):
@@ -85,18 +86,23 @@ def test_each_service_is_bounded_restarted_watched_and_closed_to_the_network(nam
     assert re.search(r":\d+\.\d+[.\d]*", service["image"]), "an image without a version"
 
 
-def test_the_login_s_file_can_be_written_where_airflow_opens_it_and_nowhere_else() -> None:
-    """Airflow's simple auth manager opens it with "a+" when the api-server starts, and with "r+" at each login."""
-    package = Path(str(importlib.util.find_spec("airflow.api_fastapi.auth.managers.simple").origin)).parent
-    inspected = (package / "simple_auth_manager.py").read_text()
-    assert '"a+"' in inspected and '"r+"' in inspected, "Airflow opens it in another way: look again"
-    folder = str(Path(as_written()["x-airflow-environment"]["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"]).parent)
-    mounts = {
-        name: volume.split(":")[2:] for name, service in SERVICES.items() for volume in service.get("volumes", [])
-        if volume.split(":")[1] == folder
-    }  # fmt: skip
-    writable = {name for name, how in mounts.items() if how != ["ro"]}
-    assert writable == {"airflow-api-server", "initialise"} < set(mounts)
+def test_the_first_users_password_is_a_file_that_only_the_service_which_makes_them_gets() -> None:
+    written = as_written()
+    assert written["secrets"] == {"airflow-admin": {"environment": "AIRFLOW_ADMIN_PASSWORD"}}
+    assert {name for name, service in SERVICES.items() if "secrets" in service} == {"initialise"}
+    assert SERVICES["initialise"]["secrets"] == ["airflow-admin"]
+    assert SERVICES["initialise"]["environment"]["AIRFLOW_ADMIN_PASSWORD_FILE"] == "/run/secrets/airflow-admin"
+    assert "${AIRFLOW_ADMIN_PASSWORD" not in FILE.read_text() and "SIMPLE_AUTH_MANAGER" not in FILE.read_text()
+
+
+def test_the_login_is_the_one_that_the_image_installs() -> None:
+    manager = as_written()["x-airflow-environment"]["AIRFLOW__CORE__AUTH_MANAGER"]
+    assert importlib.util.find_spec(manager.rpartition(".")[0]), "not in the lock"
+    assert "${wheel}[fab]" in DOCKERFILE
+    assert all(
+        service["environment"]["AIRFLOW__CORE__AUTH_MANAGER"] == manager
+        for name, service in SERVICES.items() if name.startswith("airflow-") or name == "initialise"
+    )  # fmt: skip
 
 
 def test_nothing_starts_before_what_it_needs_is_healthy() -> None:
