@@ -1,4 +1,4 @@
-"""The how-to's own programs, word for word, on real servers."""
+"""The README's and the how-to's own programs, word for word, on real servers."""
 
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import psycopg2.errors
 import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
+from backstop.client import KeptConnection
+from backstop.errors import ContractBroken
 from backstop_lab.servers.valkey import Valkey
 from client_world import Database, broker, consumer, postgres, producer, valkey  # noqa: F401
 
@@ -30,7 +33,7 @@ def test_the_how_to_works_as_it_is_written(
     assert sorted(programs) == ["consumer.py", "producer.py"]
     for name, text in programs.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    consumer.run("CREATE TABLE IF NOT EXISTS bill (order_id text, amount integer)")
+    consumer.run("DROP TABLE IF EXISTS bill; CREATE TABLE bill (order_id text, amount integer)")
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT / "include"),
@@ -69,3 +72,30 @@ def test_the_how_to_works_as_it_is_written(
             timeout=60,
         )
     assert len(producer.run("SELECT 1 FROM message_stub")) == 2
+
+
+def test_the_code_of_the_readme_works_as_it_is_written(
+    producer: Database, consumer: Database, broker: RedisStreams
+) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    consumer.run("DROP TABLE IF EXISTS bill; CREATE TABLE bill (order_id text)")
+    names = {
+        "store": KeptConnection(producer.connect, "producer database"),
+        "broker": broker,
+        "subscription": broker.subscribe("billing", ["orders"], "readme"),
+        "connect": consumer.connect,
+        "order_id": "o-1",
+    }
+    exec(compile(program, "README.md", "exec"), names)
+    assert producer.one("SELECT message_id, sent_at IS NOT NULL AS sent FROM message_stub") == {
+        "message_id": "o-1:placed",
+        "sent": True,
+    }
+    assert consumer.one("SELECT order_id FROM bill") == {"order_id": "o-1"}
+    assert consumer.one("SELECT message_id, state FROM consumer_log") == {
+        "message_id": "o-1:placed",
+        "state": "CONSUMED",
+    }
+    with pytest.raises((ContractBroken, psycopg2.errors.UniqueViolation)):  # the same order again
+        exec(compile(program, "README.md", "exec"), names)
+    assert len(producer.run("SELECT 1 FROM business_order")) == 1
