@@ -1,19 +1,20 @@
-"""### ask_people: cases come before a person, the most severe first
+"""### ask_people: ask people about open cases, the most severe first
 
-Starts a run of `decide_case` for open cases that nobody is asked about, so many at a time (`people.questions`, 10), and ends the
-questions whose case was decided or closed elsewhere. The duties that open and close cases wake it, and so does `watch` within a
-minute; every five minutes it looks by itself.
+Starts a run of `decide_case` for open cases without a question, a few at a time
+(`people.questions`, 10), and ends the questions whose case was decided or closed elsewhere. The
+duties that open and close cases start it, and so does `watch` within a minute; every five minutes
+it runs by itself.
 
     look >> start (one for each question)
 
 What each task does, and what to do when it is red:
 
-- **look** writes down which cases are asked about, before it asks. Red: the control database is away, or `decide_case` is
-  paused while cases wait: unpause it.
-- **start** starts one run each; one that runs already is left alone. Red: Airflow's API did not answer; the next run starts
-  it under the same name.
+- **look** stores which cases will be asked about, before it asks. Red: the control database is
+  down, or `decide_case` is paused while cases wait: unpause it.
+- **start** starts one run for each question, unless it runs already. Red: Airflow's API did not
+  answer; the next run starts it under the same name.
 
-**Is it safe to run twice?** Yes: a case has one live question, whoever asks.
+**Is it safe to run twice?** Yes: a case has one open question at a time.
 
 **By hand**: *Trigger*; or start `decide_case` for one case.
 

@@ -1,24 +1,27 @@
-"""### audit: what must always hold, asked of all databases once a day
+"""### audit: check the invariants of all databases once a day
 
-Looks whether every exhausted message is before a person, every case has told one, nothing was sent more often than numbers were
-handed out, every confirmed message has its logs, nothing is left half done, and more (docs/how-to/retention-and-audit.md lists
-all of it). It only looks. A day that was audited and is sound is a partition of the asset `backstop_audited`.
-One Python process, no Spark: each look walks what is open, or one day, in bounded pages.
+Checks that every exhausted message has a case, every case has an alert, nothing was sent more often
+than numbers were handed out, every confirmed message has its logs, nothing is left half done, and
+more (docs/how-to/retention-and-audit.md lists all checks). It changes nothing. A day without a
+breach is a partition of the asset `backstop_audited`. One Python process, no Spark: each query
+reads open rows or one day, in bounded pages.
 
     open_run >> look >> audit_invariants >> publish_day >> close_run
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run of a day: yesterday, unless a day is named. Red: another run is alive (wait for it), or the control
-  database is away (bring it back).
-- **look** asks every database and writes down what it found, by id. Red: something did not answer (its log names it); bring it
-  back and run the day again.
-- **audit_invariants** runs the data checks over what was found. Red: something does not hold. The button Data Docs shows which
-  check, the table `data_check` the ids, and an alert was written. Look before anything is purged.
-- **publish_day** marks the day as audited and sound. Red: only Airflow itself can be why; clear it.
-- **close_run** closes the run, whatever happened. Red: the run failed, or something was away: the message names it.
+- **open_run** opens the run of a day: yesterday, unless a day is named. Red: another run is alive
+  (wait for it), or the control database is down (restart it).
+- **look** queries every database and stores breaches by id. Red: a database did not answer (the log
+  names it); restart it and run the day again.
+- **audit_invariants** runs the data checks over the breaches. Red: an invariant does not hold. The
+  button Data Docs shows which check, the table `data_check` the ids, and an alert was written.
+  Investigate before anything is purged.
+- **publish_day** marks the day as audited and good. Red: the cause is in Airflow itself; clear it.
+- **close_run** closes the run, whatever happened. Red: the run failed, or a database was down: the
+  message names it.
 
-**Is it safe to run twice?** Yes. The same day is looked at anew, and people are told once a day of each thing that does not hold.
+**Is it safe to run twice?** Yes. The day is checked again, and each breach sends one alert a day.
 
 **By hand**: *Trigger* with `day` (2026-11-21). Or `backstop run audit --day 2026-11-21`.
 

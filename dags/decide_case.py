@@ -1,32 +1,36 @@
 """### decide_case: one case, one person, one answer
 
-Each run shows one case under *Required Actions* and waits until a person answers: for days, if need be. The DAG `ask_people`
-starts a run for the most severe open cases, so many at a time (`people.questions`); all others wait for the command line
-(`backstop cases list`). Nothing has a default, and nothing answers by itself.
+Each run shows one case under *Required Actions* and waits until a person answers, for days if
+necessary. The DAG `ask_people` starts a run for the most severe open cases, a few at a time
+(`people.questions`). You can decide the others by command line (`backstop cases list`). No answer
+is preselected, and nothing is decided by waiting.
 
     ask >> apply
 
 What each task does, and what to do when it is red:
 
-- **ask** writes the form: what happened, the evidence, what each answer does. Skipped: the case was decided or closed elsewhere.
-  Red: the control database was away, or there is no such case, or another run asks about it; its log says which. An answer in
-  the first second after the question may be lost on its way into Airflow, and the question comes again; or it stays there, and
-  is applied ten minutes later (`BACKSTOP_LOOK_AGAIN_SECONDS`).
-- **apply** reads the state again and applies the answer in the name of who gave it. Skipped: it was not applied, because the
-  case changed meanwhile, no reason was given, or the person may not decide; its log and XCom say which, and if the case is still
-  open it is asked about again, beginning with that reason. Waiting for another try: a database or the broker is away. Red: it
-  was away for more than two hours; clear this task (not `ask`), and the same answer is applied. Until then nobody is asked about
-  the case; to have it asked again instead, mark the run as a success. It wakes `resend`, `deliver_alerts` and `ask_people` when
-  there is something for them.
+- **ask** writes the form: what happened, the evidence, what each answer does. Skipped: the case was
+  decided or closed elsewhere. Red: the control database was down, the case does not exist, or
+  another run asks about it; the log says which. An answer in the first second after the question
+  may be lost, and the question comes again; or it stays in Airflow, and is applied ten minutes
+  later (`BACKSTOP_LOOK_AGAIN_SECONDS`).
+- **apply** reads the state again and applies the answer in the name of the person who gave it.
+  Skipped: it was not applied, because the case changed meanwhile, no reason was given, or the
+  person may not decide; the log and XCom say which. If the case is still open, it is asked about
+  again, with that reason. Up for retry: a database or the broker is down. Red: it was down for more
+  than two hours; clear this task (not `ask`) to apply the same answer. Until then nobody is asked
+  about the case; to have it asked again instead, mark the run as a success. The task starts
+  `resend`, `deliver_alerts` and `ask_people` if there is work for them.
 
-**Who may answer**: `people.deciders` in backstop.yaml; else whom Airflow lets answer (in its simple auth manager: the roles op
-and admin).
+**Who may answer**: `people.deciders` in backstop.yaml; without it whoever Airflow lets answer (in
+its simple auth manager: the roles op and admin).
 
-**Is it safe to run twice?** Yes. A case has one question at a time, and a decision that was applied is not applied again.
+**Is it safe to run twice?** Yes. A case has one question at a time, and a decision that was applied
+is not applied again.
 
 **By hand**: *Trigger* with `case_id`, or without Airflow: `backstop cases decide`.
 
-**Stop**: pause `ask_people`; questions that stand open can still be answered.
+**Stop**: pause `ask_people`; open questions can still be answered.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ except ModuleNotFoundError:  # from the source tree, where Airflow puts the plug
     from backstop_wake import WORK, wake_duties
 
 
-# A database may be away for hours, and the answer is here: up to five minutes apart, for some two hours.
+# A database may be down for hours, and the answer is stored: retry up to five minutes apart, for about two hours.
 @task(
     retries=30, retry_exponential_backoff=2, max_retry_delay=timedelta(minutes=5), execution_timeout=timedelta(minutes=30),
     outlets=[WORK],

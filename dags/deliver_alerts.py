@@ -1,22 +1,24 @@
-"""### deliver_alerts: is everybody told who should be?
+"""### deliver_alerts: send waiting alerts
 
-One light task, without Spark: it takes what waits in the outbox and sends it to the channels of `alerts.channels`
-and `notify` in backstop.yaml, tells undecided cases again, and what is over to those who were told that it began. The duties
-that write alerts wake it, and so does `watch` within a minute; every five minutes it looks by itself.
+One light task, without Spark. It sends waiting alerts to the channels of `alerts.channels` and
+`notify` in backstop.yaml. It repeats alerts of undecided cases, and reports the end of a case to
+the channels that got its opening. The duties that write alerts start it, and so does `watch` within
+a minute; every five minutes it runs by itself.
 
     deliver_alerts
 
 What the task does, and what to do when it is red:
 
-- **deliver_alerts** sends. Red: alerts wait, and no channel takes them, or none is configured; its log names each channel
-  and what kind of failure it was. Nothing is lost: every alert stays in the outbox and is tried again. Look whether the
-  service is up and its connection still valid: `backstop alerts test`. While it is red its own failure cannot be told either:
-  after 15 minutes the watch calls it overdue, and the heartbeat outside stops.
+- **deliver_alerts** sends. Red: alerts wait and no channel takes them, or none is configured; the
+  log names each channel and the kind of failure. Nothing is lost: every alert stays in the outbox
+  and is tried again. Check that the service is up and its connection valid: `backstop alerts test`.
+  While this task is red, no alert about its own failure gets out: after 15 minutes the watch
+  reports it as overdue, and the outside heartbeat stops.
 
 **By hand**: *Trigger*, or `backstop alerts deliver`. A second one at the same moment is refused.
 
-**Stop**: pausing this DAG stops telling, escalating and closing. The watch still sends what waits, once a minute, but only
-while it runs itself, and it calls this DAG overdue.
+**Stop**: pausing this DAG stops sending, escalating and closing. The watch still sends waiting
+alerts once a minute, as long as it runs, and reports this DAG as overdue.
 """
 
 from __future__ import annotations

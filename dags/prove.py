@@ -1,22 +1,25 @@
 """### prove: was anything lost in a window?
 
-Reads every stub of a topic that was created in a window, whatever became of it, judges each delivery by its logs, and answers
-in one sentence: nothing was lost, or exactly what was. Nothing of producers and consumers is changed, and nothing is sent.
+Reads every stub of a topic that was created in a window, whatever its status, judges each delivery
+by its logs, and answers in one sentence whether anything was lost, and what. It changes nothing in
+the databases of producers and consumers, and sends nothing.
 
     open_run >> prove (Spark) >> audit_proof >> close_run
 
 What each task does, and what to do when it is red:
 
-- **open_run** cuts the window where producers may still commit stubs of it, and opens the run. Red: the topic or the window
-  makes no sense (its log says why), or the control database is away.
-- **prove** reads, judges, counts and exports to the folder of the run (`$BACKSTOP_PROOFS/run-<id>`), with a manifest that
-  shows every later change. Red: its log says what happened; clear it to prove again.
-- **audit_proof** checks that the counts add up and that the good answer is given only when everything was read. Red: do not
-  use the proof; the button Data Docs shows the check that broke.
-- **close_run** tells the sentence and closes the run. Red: the proof is INCOMPLETE: the message names what could not be read.
+- **open_run** ends the window where producers may still commit stubs, and opens the run. Red: the
+  topic or the window is invalid (the log says why), or the control database is down.
+- **prove** reads, judges, counts and exports to the folder of the run
+  (`$BACKSTOP_PROOFS/run-<id>`), with a manifest that reveals any later change. Red: the log says
+  what happened; clear it to prove again.
+- **audit_proof** checks that the counts add up, and that "nothing was lost" is said only if
+  everything was read. Red: do not use the proof; the button Data Docs shows the check that failed.
+- **close_run** logs the sentence and closes the run. Red: the proof is INCOMPLETE: the message
+  names what could not be read.
 
-**By hand**: *Trigger* with `topic`, `from` and `to`; it is never scheduled. The command line does the same:
-`backstop prove TOPIC --from ... --to ...`, and checks an export: `backstop prove --verify FOLDER`.
+**By hand**: *Trigger* with `topic`, `from` and `to`; it is never scheduled. By command line:
+`backstop prove TOPIC --from ... --to ...`; to verify an export, `backstop prove --verify FOLDER`.
 
 **Stop**: mark the run as failed; there is nothing to undo.
 """
@@ -49,13 +52,13 @@ def open_run(params: dict[str, Any]) -> dict[str, Any]:
 
 @task
 def audit(suite: str, opened: dict[str, Any]) -> str:
-    """Stops the proof before anybody is told its answer when a check does not hold."""
+    """Stops the proof before its answer is published if a check fails."""
     return duty.audit(suite, opened)
 
 
 @task(retries=2)
 def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """Tear-down: tells the sentence; done, incomplete or failed."""
+    """Tear-down: logs the sentence; done, incomplete or failed."""
     failed = duty.failed_tasks(context)
     return duty.close_proof(opened, failed, away=duty.away(context, failed))
 

@@ -1,34 +1,36 @@
 """### reconcile: did every group do its work for every message?
 
-Reads every stub that is due, looks for what its groups logged, gives each delivery one verdict, and asks for a resend of
-what is lost. Nothing is published here: the DAG `resend` does that.
+Reads every due stub and its groups' logs, gives each delivery one verdict, and requests a resend of
+what is lost. It publishes nothing: the DAG `resend` does that.
 
     open_run >> judge (Spark) >> audit_judged >> promote >> audit_requests >> close_run
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run and counts what is due; with nothing due, or when it was scheduled and the scheduled run before it
-  is still at work, all else is skipped. Red: a run of the same scope is alive (wait for it), or a database is away (bring it
-  back).
-- **judge** reads, looks, decides and stages; it promotes nothing. Red: the last lines of its log say what happened, what was
-  not lost and what to do; clear it to judge again.
-- **audit_judged** checks what was staged: stubs, logs, verdicts. Red: the buttons Data Docs show the check that broke; nothing
-  was promoted, and the next run judges again.
-- **promote** applies verdicts, requests and cases, then the stubs of each shard, and wakes `resend`, `deliver_alerts` and
-  `ask_people` when there is something for them. Red: clear it, or let the next run finish it; each step may be done twice.
-- **wake** runs only when `promote` failed: it wakes the same three for what was promoted before. Red: their own schedules start
-  them.
-- **audit_requests** checks what was promoted. Red: read the report, and pause the topic if in doubt; each resend is judged
-  again before it goes out.
-- **close_run** closes the run, whatever happened. Red: the run could not read everything, and the message names what was
-  away; what was judged stays valid.
+- **open_run** opens the run and counts what is due. The rest is skipped if nothing is due, or if
+  this run was scheduled and the previous scheduled run still works. Red: a run of the same scope is
+  alive (wait for it), or a database is down (restart it).
+- **judge** reads, judges and stages; it promotes nothing. Red: the last lines of the log say what
+  happened, what is unaffected and what to do; clear it to judge again.
+- **audit_judged** checks the staged stubs, logs and verdicts. Red: the buttons Data Docs show the
+  check that failed; nothing was promoted, and the next run judges again.
+- **promote** applies verdicts, requests and cases, then the stubs of each shard. It starts
+  `resend`, `deliver_alerts` and `ask_people` if there is work for them. Red: clear it, or let the
+  next run finish it; each step may be done twice.
+- **wake** runs only if `promote` failed: it starts the same three for what was promoted before. Red:
+  their own schedules start them.
+- **audit_requests** checks what was promoted. Red: read the report, and pause the topic if in
+  doubt; each resend is judged again before it goes out.
+- **close_run** closes the run, whatever happened. Red: the run could not read everything, and the
+  message names what was down; what was judged stays valid.
 
-**By hand**: *Trigger* with `topic` for one topic, `from` and `to` for the stubs created in a window: it runs beside the scheduled
-one. `dry_run` judges and stages without promoting anything; `no_send` promotes verdicts, cases and statuses, and asks for no
-resend: what it found lost stays due, and the next scheduled run asks.
+**By hand**: *Trigger* with `topic` for one topic, and `from` and `to` for the stubs created in a
+window; it runs beside the scheduled run. `dry_run` judges and stages without promoting anything.
+`no_send` promotes verdicts, cases and statuses, and requests no resend: what it found lost stays
+due, and the next scheduled run requests it.
 
-**Stop**: `backstop pause --all --why ...` stops every resend at once and leaves judging alone; pausing this DAG stops the
-judging.
+**Stop**: `backstop pause --all --why ...` stops every resend at once and leaves judging alone;
+pausing this DAG stops the judging.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
             start=params["from"], end=params["to"], no_send=params["no_send"],
         )  # fmt: skip
     except RunRefused as error:
-        # The one at work judges what is due. That it never ends is not hidden: `watch` tells of an overdue duty.
+        # The live run judges what is due. If it never ends, `watch` reports an overdue duty.
         if context["dag_run"].run_type == "scheduled":
             raise AirflowSkipException(error.what) from error
         raise
@@ -82,7 +84,7 @@ def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
 
 @task
 def audit_judged(suites: list[str], opened: dict[str, Any]) -> list[str]:
-    """Stops everything after it when a check does not hold."""
+    """Stops everything after it if a check fails."""
     return duty.audit_phase(suites, opened)
 
 

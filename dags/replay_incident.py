@@ -1,29 +1,33 @@
-"""### replay_incident: what an incident lost goes out again, planned, shown, approved
+"""### replay_incident: plan, show, approve and resend what an incident lost
 
-By hand only. Plans which deliveries of a topic (and window) are sent again, shows the plan, waits for a yes where one is needed,
-and asks for what was shown. The DAG `resend` sends it, in the steps of its ramp and by its rate.
+By hand only. Plans which deliveries of a topic (and window) are sent again, shows the plan, waits
+for an approval if one is needed, and requests exactly what was shown. The DAG `resend` sends it, in
+the steps of its ramp and at its rate.
 
     plan >> approve >> replay
 
 What each task does, and what to do when it is red:
 
-- **plan** chooses by verdict (LOST, UNSENT, STALLED: judged again now) or by dead letters (their causes, or DEAD_LETTERED for
-  all), and stores the plan; its log and XCom show it. Red: a database was away, or the form asks for something that cannot be;
-  the log says which.
-- **approve** shows the plan under *Required Actions* and waits. Skipped: a dry run, an empty plan, or a canary within the blast
-  radius of the policy that was triggered by somebody who may decide (as in `decide_case`). Red: Airflow could not write the
-  question; clear it. An answer in the first second after the question may be lost on its way into Airflow, and the
-  question comes again; or it stays there, and is applied ten minutes later.
-- **replay** asks for the planned deliveries: with `canary` the first few, with `full` all. Skipped: a dry run, or the answer was
-  no. Red: clear it; what was asked for already is asked for once. What moved on since the plan is left out. Red because the plan
-  is another one than was answered about (`plan` was cleared by itself): clear `approve` and what follows it.
+- **plan** chooses by verdict (LOST, UNSENT, STALLED: judged again now) or by dead letters (their
+  causes, or DEAD_LETTERED for all), and stores the plan; its log and XCom show it. Red: a database
+  was down, or the form asks for something impossible; the log says which.
+- **approve** shows the plan under *Required Actions* and waits. Skipped: a dry run, an empty plan,
+  or a canary within the blast radius that was triggered by somebody who may decide (as in
+  `decide_case`). Red: Airflow could not write the question; clear it. An answer in the first second
+  after the question may be lost, and the question comes again; or it stays in Airflow, and is
+  applied ten minutes later.
+- **replay** requests the planned deliveries: with `canary` the first few, with `full` all. It skips
+  what has changed since the plan. Skipped: a dry run, or the plan was rejected. Red: clear it;
+  nothing is requested twice. Red because the approval was for another plan (`plan` was cleared by
+  itself): clear `approve` and what follows it.
 
-**Is it safe to run twice?** Yes. A plan asks for each send number once, and each is judged again before it is published.
+**Is it safe to run twice?** Yes. A plan requests each send number once, and each is judged again
+before it is published.
 
-**By hand**: *Trigger* with `topic`, `verdicts` or `causes`, `why`, and first with `mode` dry_run, then canary, then full. Or
-`backstop replay`.
+**By hand**: *Trigger* with `topic`, `verdicts` or `causes`, `why`, and first with `mode` dry_run,
+then canary, then full. Or `backstop replay`.
 
-**Stop**: `backstop pause TOPIC --why ...`: what was asked for waits.
+**Stop**: `backstop pause TOPIC --why ...`: requests wait.
 """
 
 from __future__ import annotations

@@ -1,33 +1,38 @@
-"""### resend: publish what is owed, each send number at most once
+"""### resend: publish what was requested, each send number at most once
 
-Takes the requests that are due, judges each message again, publishes what is still needed and settles the outcome. Started
-by `reconcile` when there is something to send, and every few minutes as a net.
+Takes the due requests, judges each message again, publishes what is still needed, and stores the
+outcome. `reconcile` starts it when there is something to send, and it runs every few minutes by
+itself.
 
-    open_run >> claim_publish_settle (Spark when it is much) >> audit_attempts >> close_run
+    open_run >> claim_publish_settle (Spark from 2000 requests on) >> audit_attempts >> close_run
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run and counts the requests due; with none all else is skipped. Red: another run is alive (wait for
-  it), or the control database is away (bring it back).
-- **claim_publish_settle** recovers what a crash left, then claims, publishes and settles in batches: in the task's own process,
-  and with Spark from 2000 requests on (`BACKSTOP_SPARK_FROM`). Red: its log says what
-  happened, what was not lost and what to do; the next run recovers and goes on.
-- **audit_attempts** checks what it left behind, after a failed job too. Red: the button Data Docs shows the check that broke;
-  pause the topic and look before the next run.
-- **close_run** closes the run, whatever happened. Red: the run failed, or something was away: the message names it.
+- **open_run** opens the run and counts the due requests; without any, the rest is skipped. Red:
+  another run is alive (wait for it), or the control database is down (restart it).
+- **claim_publish_settle** recovers what a crash left, then claims, publishes and settles in
+  batches: in the task's own process, and with Spark from 2000 requests on (`BACKSTOP_SPARK_FROM`).
+  Red: the log says what happened, what is unaffected and what to do; the next run recovers and goes
+  on.
+- **audit_attempts** checks the result, after a failed job too. Red: the button Data Docs shows the
+  check that failed; pause the topic and investigate before the next run.
+- **close_run** closes the run, whatever happened. Red: the run failed, or a database or broker was
+  down: the message names it.
 
-**Is it safe to run twice?** Yes. A request is for one send number, and only who moves the stub's number publishes it.
+**Is it safe to run twice?** Yes. A request is for one send number, and only the worker that moves
+the stub's number publishes it.
 
-**By hand**: *Trigger* with `topic` for one topic, `dry_run` to list what would go without publishing. With `ids` (one a line)
-only these messages of the topic go, also when nobody has asked for them yet: say `why`; the log of **open_run** says what
-becomes of each. They go in the name of who triggers, who must be one of those who may decide (as in `decide_case`); more than the
-blast radius is refused: `replay_incident` shows such a plan to somebody who says yes. A list is taken once: clearing its run asks
-for nothing again.
+**By hand**: *Trigger* with `topic` for one topic, and `dry_run` to list what would be published.
+With `ids` (one for each line) only these messages of the topic go out, requested or not: give the
+reason in `why`; the log of **open_run** has an answer for each. They are requested in the name of
+whoever triggers, who must be somebody who may decide (as in `decide_case`). A list above the blast
+radius is refused: `replay_incident` shows such a plan to somebody who approves it. A list is taken
+once: clearing its run requests nothing again.
 
-**A large resend** goes out in steps: a canary, then more by each run, as long as the last step was confirmed. It stops with a
-case (`ramp_stopped`) when something goes wrong.
+**A large resend** goes out in steps: a canary, then more in each run, as long as the last step was
+confirmed. It stops with a case (`ramp_stopped`) when something goes wrong.
 
-**Stop**: `backstop pause TOPIC --why ...` (or `--all`) is honoured between two batches.
+**Stop**: `backstop pause TOPIC --why ...` (or `--all`) takes effect between two batches.
 """
 
 from __future__ import annotations

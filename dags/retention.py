@@ -1,28 +1,35 @@
-"""### retention: what is over goes, what somebody still needs stays
+"""### retention: purge what is finished, keep what is still needed
 
-Purges, in small steps and inside a window (`retention.window`, 01:00 to 05:00 UTC): logs of consumers, closed stubs of producers
-with their attempts, decided dead letters (their contents earlier, where the policy says so), and what Backstop itself remembers.
-One Python process, no Spark: it is the databases that work, and they are to be spared.
+Purges, in small steps and inside a window (`retention.window`, 01:00 to 05:00 UTC): logs of
+consumers, closed stubs of producers with their attempts, decided dead letters (their contents
+earlier, if the policy says so), and old rows of the control database. One Python process, no Spark:
+the work is in the databases, and the steps keep their load low.
 
     open_run >> purge >> close_run
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run; outside the window all else is skipped. Red: another run is alive (wait for it), or the policy
-  would forget too soon (the message names the setting), or the control database is away (bring it back).
-- **purge** works until nothing is left or the window shuts; the next night goes on. Red: its log says what did not answer; what
-  could not be asked for stays.
-- **close_run** closes the run, whatever happened. Red: the run failed, or something was away: the message names it.
+- **open_run** opens the run; outside the window the rest is skipped. Red: another run is alive
+  (wait for it), the policy would purge too soon (the message names the setting), or the control
+  database is down (restart it).
+- **purge** works until nothing is left or the window ends; the next night continues. Red: the log
+  says what did not answer; rows that could not be checked stay.
+- **close_run** closes the run, whatever happened. Red: the run failed, or a database was down: the
+  message names it.
 
-**Is it safe to run twice?** Yes. Each step is one transaction that compares every row with what was seen, and a group's log floor
-moves before its logs go. Killed anywhere, the next run goes on.
+**Is it safe to run twice?** Yes. Each step is one transaction that compares every row with what was
+read, and a group's log floor rises before its logs are deleted. If it is killed, the next run
+continues.
 
-**What never goes**: a stub that is pending or exhausted, a log whose stub is open in any shard, a dead letter that is not
-decided, and what an open request or case points at. docs/how-to/retention-and-audit.md has the whole list.
+**What is never purged**: a stub that is pending or exhausted, a log whose stub is open in any
+shard, a dead letter that is not decided, and what an open request or case refers to.
+docs/how-to/retention-and-audit.md has the whole list.
 
-**By hand**: *Trigger* with `dry_run` to count what would go, with `now` to work outside the window. Or `backstop run retention`.
+**By hand**: *Trigger* with `dry_run` to count what would be purged, with `now` to work outside the
+window. Or `backstop run retention`.
 
-**Stop**: pause this DAG, or mark the task failed: it ends between two steps. Nothing depends on it but disk space.
+**Stop**: pause this DAG, or mark the task failed: it ends between two steps. Nothing depends on it
+except disk space.
 """
 
 from __future__ import annotations

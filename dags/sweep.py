@@ -1,34 +1,39 @@
-"""### sweep: no message waits for a worker that is gone
+"""### sweep: take back the leases of workers that died
 
-Takes back the leases that ended while nobody completed, renewed or released them, corrects Redis where it disagrees with the
-database, and frees the stuck records of other programs. Counts first, every 30 s (`sweep_interval`), in milliseconds:
-The sweep and the checks start only when something ended (or a sample is due, once an hour).
+Takes back expired leases that nobody completed, renewed or released, corrects Redis where it
+disagrees with the database, and frees the stuck records of other programs. Every 30 s
+(`sweep_interval`) it counts them, which takes milliseconds. The sweep and its checks start only if
+a lease expired (or a sample is due, once an hour).
 
-    open_run >> [audit_before, sweep (Spark when it is much)] >> audit_after >> close_run
+    open_run >> [audit_before, sweep (Spark from 2000 leases on)] >> audit_after >> close_run
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run and counts; with nothing ended all else is skipped. It also opens a case (`repeated_failure`) for
-  messages that fail again and again, before the broker gives up on them. Red: another run is alive (wait for it), or a database
-  or Redis is away (bring it back; the places that answered wait for the next look).
-- **audit_before** checks what open_run met and wrote down. Red: earlier sweeps did not do their work, or a log says CONSUMED
-  without a time; leases are taken back all the same.
-- **sweep** decides KEEP, REPAIR or RECLAIM for each lease, and settles by compare-and-set: in the task's own process, and with
-  Spark from 2000 leases on (`BACKSTOP_SPARK_FROM`). Red: its log says what happened, what
-  was not lost and what to do; the next run goes on.
-- **audit_after** checks what it left behind. Red: the button Data Docs shows the check that broke.
-- **close_run** closes the run, whatever happened. Red: the run failed, or something was away: the message names it.
+- **open_run** opens the run and counts; without expired leases the rest is skipped. It also opens a
+  case (`repeated_failure`) for messages that fail repeatedly, before the broker gives up on them.
+  Red: another run is alive (wait for it), or a database or Redis is down (restart it; the next run
+  sweeps the places that answered).
+- **audit_before** checks what open_run found. Red: earlier sweeps did not do their work, or a log
+  says CONSUMED without a time; leases are taken back even so.
+- **sweep** decides KEEP, REPAIR or RECLAIM for each lease, and settles by compare-and-set: in the
+  task's own process, and with Spark from 2000 leases on (`BACKSTOP_SPARK_FROM`). Red: the log says
+  what happened, what is unaffected and what to do; the next run continues.
+- **audit_after** checks the result. Red: the button Data Docs shows the check that failed.
+- **close_run** closes the run, whatever happened. Red: the run failed, or a database or Redis was
+  down: the message names it.
 
-**Is it safe to run twice?** Yes. A lease is only taken back as it was seen, and a late worker whose lease was taken back may
-still finish while nobody else has taken its message.
+**Is it safe to run twice?** Yes. A lease is taken back only if it is as it was read. A late worker
+whose lease was taken back may still finish while nobody else has taken its message.
 
-**What comes then?** A message whose lease was taken back is delivered again by the broker; if the broker has given it up,
-reconcile finds it STALLED and resends it. Who loses leases again and again becomes a case (`lease_leak`).
+**What happens next?** The broker delivers the message again. If it has given up, reconcile finds
+the delivery STALLED and resends it. A host or handler that loses leases repeatedly becomes a case
+(`lease_leak`).
 
-**By hand**: *Trigger* with `group` for one group, `dry_run` to list what would be decided. Or `backstop run sweep`.
+**By hand**: *Trigger* with `group` for one group, `dry_run` to list the decisions. Or
+`backstop run sweep`.
 
-**Stop**: pause this DAG. A worker's next delivery takes over a lease that ended without any sweep; only what no delivery asks for
-waits.
+**Stop**: pause this DAG. The next delivery of a message takes an expired lease over without any
+sweep; only messages without another delivery wait.
 """
 
 from __future__ import annotations

@@ -1,42 +1,54 @@
-"""### triage: dead letters are emptied without loss, understood, decided, and a person is told
+"""### triage: empty dead-letter queues without loss, find causes, decide, and ask people
 
-Takes the letters out of the brokers' dead-letter queues, finds what they died of, discards what is proven done, asks for a
-replay of what is safe, and opens a case for the rest. Looks first, once a minute: with no letter and nothing due, or when what
-waits would only be decided the same once more, all else is skipped. Nothing is published here: the DAG `resend` does that.
+Takes dead letters out of the brokers' queues, finds their causes, discards what is proven done,
+requests a replay of what is safe, and opens a case for the rest. It checks once a minute. The rest
+is skipped if there are no dead letters and nothing is due, or if waiting dead letters would only be
+decided the same again. It publishes nothing: the DAG `resend` does that.
 
-    open_run >> drain >> [audit_drained, classify (Spark) >> audit_causes >> promote] >> decide_and_apply
-             >> audit_decisions >> close_run
+    open_run >> drain >> [audit_drained, classify (Spark from 2000 dead letters on) >> audit_causes >> promote]
+             >> decide_and_apply >> audit_decisions >> close_run
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run and looks whether there is anything to do, also at letters that wait (counted `unchanged`). Red:
-  another run is alive (wait for it), or a broker or the control database is away (bring it back; letters wait in their queues).
-- **drain** ends the replays that were published, then stores each letter and acknowledges it to the broker after that. Red: its
-  log says what happened; clear it, or let the next run go on: a letter is stored once, whenever it was killed.
-- **audit_drained** checks that what was acknowledged is stored whole. Red: the button Data Docs shows the check that broke;
-  pause this DAG before anything is purged, and look at the ids.
-- **classify** gives each letter a cause by its text and a category by its text and the group's log: in the task's own process,
-  and with Spark from 2000 letters on (`BACKSTOP_SPARK_FROM`). Skipped: every letter has its cause. Red: clear it; it begins a
-  new stage.
-- **audit_causes** checks what was staged. Red: nothing was promoted, no letter was decided by it, and the next run stages again.
-- **promote** moves letters and their causes' counts. Red: clear it; each batch may be done twice.
-- **decide_and_apply** decides every letter that is due: discard with proof, replay, ask a person, or wait. Red: clear it; a
-  letter is only changed as it was seen. In a dry run its log lists the decisions, and nothing is applied. It wakes `resend`,
-  `deliver_alerts` and `ask_people` when there is something for them.
-- **wake** runs only when `decide_and_apply` failed: it wakes the same three for what was applied before. Red: their own schedules
-  start them.
-- **audit_decisions** checks that every letter is decided or waits, that what was discarded has its proof, and what a person must
-  decide has its case. Red: Data Docs shows the check that broke; pause the topic if in doubt.
-- **close_run** closes the run, whatever happened. Red alone: something was away, and the message names it; all else was done.
+- **open_run** opens the run and checks whether there is anything to do, also among waiting dead
+  letters (counted `unchanged`). Red: another run is alive (wait for it), or a broker or the control
+  database is down (restart it; dead letters wait in their queues).
+- **drain** ends the replays that were published. Then it stores each dead letter, and only then
+  acknowledges it to the broker. Red: the log says what happened; clear it, or let the next run go
+  on: a dead letter is stored once, even after a kill.
+- **audit_drained** checks that every acknowledged dead letter is stored whole. Red: the button Data
+  Docs shows the check that failed; pause this DAG before anything is purged, and check the ids.
+- **classify** gives each dead letter a cause by its text, and a category by its text and the
+  group's log: in the task's own process, and with Spark from 2000 dead letters on
+  (`BACKSTOP_SPARK_FROM`). Skipped: every dead letter has its cause. Red: clear it; it begins a new
+  stage.
+- **audit_causes** checks what was staged. Red: nothing was promoted, no dead letter was decided by
+  it, and the next run stages again.
+- **promote** moves dead letters and the counts of their causes. Red: clear it; each batch may be
+  done twice.
+- **decide_and_apply** decides every due dead letter: discard with proof, replay, ask a person, or
+  wait. Red: clear it; a dead letter is changed only if it is as it was read. In a dry run the log
+  lists the decisions, and nothing is applied. It starts `resend`, `deliver_alerts` and `ask_people`
+  if there is work for them.
+- **wake** runs only if `decide_and_apply` failed: it starts the same three for what was applied
+  before. Red: their own schedules start them.
+- **audit_decisions** checks that every dead letter is decided or waits, every discard has its
+  proof, and every dead letter for a person has a case. Red: Data Docs shows the check that failed;
+  pause the topic if in doubt.
+- **close_run** closes the run, whatever happened. Red alone: a broker or database was down, and the
+  message names it; the rest was done.
 
-**Is it safe to run twice?** Yes: stored once, counted once, decided as seen, and a replay is one request for one send number.
+**Is it safe to run twice?** Yes. A dead letter is stored once, counted once, and decided as it was
+read. A replay is one request for one send number.
 
-**What comes then?** Cases come before people by `ask_people` and `decide_case`, or by `backstop cases`.
+**What happens next?** People decide the cases in Airflow (`ask_people`, `decide_case`) or by command
+line (`backstop cases`).
 
-**By hand**: *Trigger* with `topic` for one topic, `dry_run` to list what would be decided of the letters that are stored. Or
-`backstop run triage`.
+**By hand**: *Trigger* with `topic` for one topic, `dry_run` to list the decisions about stored dead
+letters. Or `backstop run triage`.
 
-**Stop**: pause this DAG: letters stay in their queues, or open in the database. `backstop pause` stops the replays alone.
+**Stop**: pause this DAG: dead letters stay in their queues, or open in the database.
+`backstop pause` stops only the replays.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""### watch: is a loss coming, and do the other duties still succeed?
+"""### watch: find coming losses, and duties that no longer succeed
 
-One light task a minute, without Spark: it looks at offsets, counts what was recorded and logged since the last look, writes
-alerts, and sends the heartbeat as long as every duty of `watch.allowed_age` succeeded in time. It wakes `resend`,
-`deliver_alerts` and `ask_people` when there is something for them.
+One light task a minute, without Spark. It reads offsets, counts what was recorded and logged since
+the last run, writes alerts, and sends the heartbeat as long as every duty of `watch.allowed_age`
+succeeded in time. It starts `resend`, `deliver_alerts` and `ask_people` if there is work for them.
 
     watch
 
 What the task does, and what to do when it is red:
 
-- **watch** looks, tells and beats. Red: a database, the broker or the heartbeat's URL did not answer; its log names it,
-  everything else was looked at, and the next minute looks again. Red for long: the heartbeat has stopped too, and whoever
-  watches from outside calls.
+- **watch** checks, writes alerts and sends the heartbeat. Red: a database, the broker or the
+  heartbeat's URL did not answer. The log names it; everything else was checked, and the next minute
+  checks again. Red for long: the heartbeat has stopped too, and the outside service calls somebody.
 
-An overdue duty does not make it red: that is an alert, told by the notifier, and the end of the heartbeat.
+An overdue duty does not make this task red: it sends an alert, and stops the heartbeat.
 
-**By hand**: *Trigger*, or `backstop run watch`. A second one at the same moment is refused.
+**By hand**: *Trigger*, or `backstop run watch`. A second run at the same moment is refused.
 
-**Stop**: pausing this DAG also stops the heartbeat; say so to whoever listens to it.
+**Stop**: pausing this DAG also stops the heartbeat; tell whoever gets its calls.
 """
 
 from __future__ import annotations
