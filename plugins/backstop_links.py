@@ -31,7 +31,7 @@ class RunLink(BaseOperatorLink):
 
 
 class DataDocsLink(BaseOperatorLink):
-    """The Data Docs site of the suite that the task ran; of a task with several, the site of `suite`."""
+    """What the suite that the task ran found, with the rows that break it; of a task with several, that of `suite`."""
 
     def __init__(self, suite: str | None = None) -> None:
         self.suite = suite
@@ -47,12 +47,12 @@ class DataDocsLink(BaseOperatorLink):
         return f"_link_{type(self).__name__}" + ("" if self.suite is None else f"_{self.suite}")
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The site's index, or no link while the task knows no run."""
+        """The page of the suite's result, or no link while the task knows no run."""
         run_id = run_id_of(operator)
         suite = self.suite or arguments_of(operator).get("suite")
         if run_id is None or not suite:
             return ""
-        return f"{base_url()}{PREFIX}/docs/{run_id}/{quote(str(suite))}/index.html"
+        return f"{base_url()}{PREFIX}/runs/{run_id}/checks/{quote(str(suite))}"
 
 
 def arguments_of(operator: Any) -> dict[str, Any]:

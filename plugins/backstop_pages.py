@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, Response
@@ -105,6 +106,7 @@ def make_app() -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(reader())])
     app.get("/runs")(list_runs)
     app.get("/runs/{run_id}")(show_run)
+    app.get("/runs/{run_id}/checks/{suite}")(show_checks)
     app.get("/cases")(list_cases)
     app.get("/cases/{case_id}")(show_case)
     app.get("/docs/{path:path}")(show_docs)
@@ -166,12 +168,47 @@ def show_run(run_id: int) -> Response:
             cursor.execute(query, {"run_id": run_id, "limit": LIMIT + 1})
             sections.append((title, [row_of(cursor, row) for row in cursor.fetchall()]))
     for check in checks:
-        check["report"] = Link(f"../docs/{check['report']}", "Data Docs")
+        check["report"] = Link(f"{run_id}/checks/{quote(check['suite'], safe='')}", "Data Docs")
         check["failed"] = ", ".join(f"{broken['name']} ({broken['count']})" for broken in check["failed"])
     facts = [{"what": name, "value": value} for name, value in run.items() if value not in (None, {})]
     body = table(facts) + "<h2>Data checks</h2>" + table(checks)
     body += "".join(f"<h2>{escape(title)}</h2>{table(rows)}" for title, rows in sections if rows)
     return page(f"Run {run['run_id']}: {run['duty']}, {run['state']}", body)
+
+
+def show_checks(run_id: int, suite: str) -> Response:
+    """One suite over one run: what each check demands and how it came out; of those that failed, the rows that break them, by id.
+
+    The index of the Data Docs is drawn by a script, which does not run here; the page of the result itself is plain HTML.
+    """
+    from backstop.quality.suites import SUITES, checks_of
+
+    with control_room() as room, room.control, room.control.cursor() as cursor:
+        cursor.execute(CHECKS, {"run_id": run_id})
+        kept = next((row for row in (row_of(cursor, row) for row in cursor.fetchall()) if row["suite"] == suite), None)
+    if kept is None:
+        raise HTTPException(404, "This run has no such data check.")
+    failed = {broken["name"]: broken for broken in kept["failed"]}
+    demands = {check.name: check.must_hold for check in checks_of(suite)} if suite in SUITES else {}
+    demands |= {name: broken.get("must_hold") for name, broken in failed.items() if name not in demands}
+    rows = [
+        {"check": name, "must hold": text, "result": f"FAILED: {failed[name]['count']} rows" if name in failed else "holds"}
+        for name, text in sorted(demands.items(), key=lambda one: one[0] not in failed)
+    ]
+    body = f"<p>{Link(f'../../{run_id}', f'Run {run_id}')}, checked at {shown(kept['checked_at'])}</p>" + table(rows)
+    for name, broken in failed.items():
+        found = broken.get("ids") or []
+        columns = list(dict.fromkeys(column for one in found for column in one))
+        body += f"<h2>{escape(name)}</h2><p>{escape(broken.get('must_hold') or '')}</p>"
+        body += table([{column: one.get(column) for column in columns} for one in found])
+        if broken["count"] > len(found):
+            body += f"<p>The first {len(found)} of {broken['count']}.</p>"
+    folder = docs_folder().resolve()
+    report = folder / str(run_id) / suite / "validations"
+    for page_of_result in sorted(report.glob("**/*.html")) if suite in SUITES else []:
+        target = quote(str(page_of_result.relative_to(folder)))
+        body += f"<p>{Link(f'../../../docs/{target}', 'The result as Great Expectations shows it')}</p>"
+    return page(f"Data check {suite} of run {run_id}: {'passed' if kept['passed'] else 'FAILED'}", body)
 
 
 def show_docs(path: str) -> Response:

@@ -182,7 +182,7 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(live: Li
         "extra_links"
     ]
     assert links["What this run did"].endswith(f"/backstop/runs/{control_run}")
-    docs = {links[f"Data Docs: {suite}"].split("/")[-2] for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts")}
+    docs = {links[f"Data Docs: {suite}"].split("/")[-1] for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts")}
     assert docs == {"stubs_at_the_door", "logs_at_the_door", "verdicts"}
     for link in links.values():
         assert live.get(urlsplit(link).path)[0] == 200

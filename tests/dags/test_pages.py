@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Iterator
@@ -49,9 +51,12 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             cursor.execute("INSERT INTO verdict_count VALUES (1, %s, 'billing', 'LOST', 7, 7, 0)", (NASTY,))
             cursor.execute(
                 "INSERT INTO data_check (run_id, suite, passed, expectations, failed, report)"
-                ' VALUES (1, \'verdicts\', false, 3, \'[{"name": "names_known", "count": 2}]\','
-                " '1/verdicts/index.html')"
-            )
+                " VALUES (1, 'verdicts', false, 3, %s, '1/verdicts/index.html')",
+                (json.dumps([{
+                    "name": "names_known", "must_hold": "every verdict is one of the rule's", "count": 21,
+                    "ids": [{"topic": "orders", "message_id": NASTY}, {"topic": "orders", "message_id": "order-7"}],
+                }]),),
+            )  # fmt: skip
         connection.close()
         # Pages have a login that only reads, and no content.
         grant(url, "control")
@@ -99,10 +104,27 @@ def test_a_run_page_shows_counts_and_checks_and_escapes_every_value(reader: Test
     assert page.status_code == 200
     assert NASTY not in page.text
     assert "&lt;script&gt;" in page.text
-    assert "names_known (2)" in page.text
-    assert 'href="../docs/1/verdicts/index.html"' in page.text
+    assert "names_known (21)" in page.text
+    assert 'href="1/checks/verdicts"' in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "script-src" not in page.headers["content-security-policy"]
+
+
+def test_a_failed_check_shows_its_rows_on_a_page_of_ours_and_leads_to_a_report_without_script(
+    reader: TestClient, environment: Path
+) -> None:
+    result = environment / "1" / "verdicts" / "validations" / "verdicts" / "result.html"
+    result.parent.mkdir(parents=True)
+    result.write_text("the result")
+    page = reader.get("/runs/1/checks/verdicts").text
+    assert "names_known" in page and "FAILED: 21 rows" in page and "every verdict is one of the rule" in page
+    assert "<td>order-7</td>" in page and "The first 2 of 21." in page
+    assert NASTY not in page and "&lt;script&gt;" in page
+    assert page.count("<td>holds</td>") >= 5, "what else the suite demands"
+    [link] = re.findall(r'href="\.\./\.\./\.\./(docs/[^"]+)"', page)
+    assert reader.get(f"/{link}").text == "the result"
+    for path in ("/runs/1/checks/requests", "/runs/2/checks/verdicts", "/runs/1/checks/%2e%2e"):
+        assert reader.get(path).status_code == 404, path
 
 
 def test_a_run_page_does_not_show_the_fencing_token(reader: TestClient, control: str) -> None:
@@ -128,7 +150,7 @@ def test_data_docs_are_served_from_their_folder_only(reader: TestClient) -> None
         assert "secret" not in answer.text.replace("secret.txt", ""), path
 
 
-@pytest.mark.parametrize("path", ["/runs", "/runs/1", "/docs/1/verdicts/index.html", "/docs/none"])
+@pytest.mark.parametrize("path", ["/runs", "/runs/1", "/runs/1/checks/verdicts", "/docs/1/verdicts/index.html", "/docs/none"])
 def test_a_stranger_is_refused_everywhere(environment: Path, path: str) -> None:
     stranger = TestClient(backstop_pages.make_app())
     answer = stranger.get(path)
@@ -149,7 +171,7 @@ def test_a_button_leads_to_the_run_that_its_task_was_handed(monkeypatch: pytest.
     links = [link.get_link(task, ti_key=None) for link in (RunLink(), DataDocsLink())]
     assert links == [
         "https://airflow.example/prefix/backstop/runs/4",
-        "https://airflow.example/prefix/backstop/docs/4/verdicts/index.html",
+        "https://airflow.example/prefix/backstop/runs/4/checks/verdicts",
     ]
 
 
