@@ -188,7 +188,9 @@ def form_of(case_id: int, dag_run_id: str, asked_by: str = "") -> dict[str, Any]
 
 def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
     """The form's fields; all begin empty, so that nothing is decided by leaving one as it is."""
-    fields = {"why": _field("Why", "The reason; it is kept with the case. Without it nothing is applied.", lines=True)}
+    # Not nullable: Airflow's form refuses to be sent without it.
+    why = "The reason; it is kept with the case. Without it nothing is applied."
+    fields = {"why": Param(None, type="string", minLength=1, format="multiline", title="Why", description=why)}
     if "approve" in actions:
         return fields
     if kind not in ("lease_leak", "repeated_failure", "queue_blocked", "new_epoch", "ramp_stopped"):

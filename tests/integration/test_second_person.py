@@ -11,10 +11,11 @@ from backstop.cases.decide import Decided, decide
 from backstop.cases.look import show
 from backstop.cases.open import open_case
 from backstop.cases.propose import proposed
-from backstop.cases.question_text import body_of
+from backstop.cases.question_text import body_of, subject_of
 from backstop.cli.app import run_app
 from backstop.config.people import Action, PeopleSettings
 from backstop.dead_letters.replay_incident import Wanted, run_incident
+from backstop.dead_letters.tell_case import refresh_case
 from backstop.errors import DecisionRefused
 from control_world import World, servers, world  # noqa: F401
 from triage_world import dead, letters
@@ -193,6 +194,12 @@ def test_a_new_content_waits_with_its_hash_and_is_kept_nowhere_after(world: Worl
             members=[("shop_a", "orders", "m", "billing")], run_id=None,
         )  # fmt: skip
         cur.execute("UPDATE dead_letter SET case_id = %s", (case_id,))
+        refresh_case(cur, case_id)
+    case, members = show(world.conn, case_id)
+    assert subject_of(case) == f"Case {case_id}: dead_letters in orders for billing (warning)"
+    body = body_of(case, members, page=None)
+    assert body.count("`m`") == 1 and "dead letter 1" in body, "an example is shown once"
+    assert "read the content as it is, for example: `backstop dead-letters show 1`" in body
     said(world, case_id, "edit", "ann", message_ids=["m"], content=b"{\"amount\": 7}")
     assert bytes(world.run("producer_a", "SELECT content FROM message_stub")[0][0]) == b"content"
     assert run_app(["cases", "show", str(case_id)]) == 0
@@ -200,6 +207,10 @@ def test_a_new_content_waits_with_its_hash_and_is_kept_nowhere_after(world: Worl
     assert "ann proposes to edit" in shown and "SHA-256" in shown and "amount" not in shown
     assert run_app(["cases", "proposed", str(case_id)]) == 0
     assert capfdbinary.readouterr().out == b"{\"amount\": 7}"
+    assert run_app(["cases", "proposed", str(case_id), "--diff"]) == 0
+    beside = capfdbinary.readouterr().out.decode().splitlines()
+    old = bytes(world.control("SELECT content FROM dead_letter")[0][0]).decode()
+    assert f"-{old}" in beside and '+{"amount": 7}' in beside
     said(world, case_id, "approve", "bob")
     assert bytes(world.run("producer_a", "SELECT content FROM message_stub")[0][0]) == b"{\"amount\": 7}"
     assert letters(world)["m"]["state"] == "replaying"

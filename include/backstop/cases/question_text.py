@@ -25,8 +25,9 @@ _OPTION = re.compile(r" \((?:or )?--[^)]*\)")
 
 
 def subject_of(case: Case) -> str:
-    """The headline: numbers and names of ours first, the topic last."""
-    return f"Case {case.case_id}: {case.kind} in {plain(case.topic) or 'no topic'} ({case.severity})"
+    """The headline: number and kind, then whose deliveries of what."""
+    group = "" if case.consumer_group in ("", "*") else f" for {plain(case.consumer_group)}"
+    return f"Case {case.case_id}: {case.kind} in {plain(case.topic) or 'no topic'}{group} ({case.severity})"
 
 
 def body_of(
@@ -46,10 +47,12 @@ def body_of(
     ]  # fmt: skip
     facts = [(name, value) for name, value in case.evidence.items() if name not in _KEPT_FOR_ELSEWHERE]
     lines += [f"- {plain(name)}: {code(_text(value))}" for name, value in facts]
-    examples = [code(member.message_id) + _verdict(member) for member in members if member.settled_at is None][:EXAMPLES]
-    examples += [code(_text(one)) for one in _listed(case.evidence.get("examples"))][:EXAMPLES]
+    examples = _examples(case, members)
     if examples:
         lines += ["", "**For example:**", "", *(f"- {one}" for one in examples)]
+    if "edit" in case.actions and (letter := next(iter(_letters(case).values()), None)):
+        # The content itself would stand in Airflow's record of the question, which every viewer may read.
+        lines += ["", f"**Before an edit**, read the content as it is, for example: `backstop dead-letters show {letter}`."]
     lines += _history(case.evidence)
     if proposal is not None:
         lines += ["", f"**Proposed by {code(proposal.who)}, for somebody else to approve:** {proposal.action}", ""]
@@ -61,13 +64,37 @@ def body_of(
         # Every one of them: what is approved is what was seen.
         lines += [f"  - {code(one)}" for one in proposal.named]
         if proposal.content is not None:
-            lines += ["", f"A new content is shown by `backstop cases proposed {case.case_id}`."]
+            lines += ["", f"`backstop cases proposed {case.case_id} --diff` shows it beside the content as it is now."]
     lines += ["", "**Your answers:**", ""]
     lines += [*(f"- **{action}**: {_OPTION.sub('', ACTIONS[action])}" for action in case.actions), ""]
     lines.append("Say why: without a reason nothing is applied. The state is read again before anything is done.")
     where = f"[The evidence]({page}), or " if page else ""
     lines += ["", f"{where}`backstop cases show {case.case_id}`."]
     return "\n".join(lines)
+
+
+def _examples(case: Case, members: Sequence[MemberLook]) -> list[str]:
+    """Each delivery once, with its dead letter where there is one; then what else the evidence names."""
+    letters = _letters(case)
+    open_members = [member for member in members if member.settled_at is None][:EXAMPLES]
+    found = [
+        code(member.message_id) + _verdict(member)
+        + (f", dead letter {letters[member.message_id]}" if member.message_id in letters else "")
+        for member in open_members
+    ]  # fmt: skip
+    shown = {member.message_id for member in open_members}
+    others = [one for one in _listed(case.evidence.get("examples")) if _id_of(one) not in shown]
+    return found + list(dict.fromkeys(code(_text(one)) for one in others))[:EXAMPLES]
+
+
+def _letters(case: Case) -> dict[str, int]:
+    """Message id -> dead letter, of the examples of a case of dead letters."""
+    listed = _listed(case.evidence.get("examples"))
+    return {_id_of(one): int(one["letter"]) for one in listed if isinstance(one, Mapping) and "letter" in one}
+
+
+def _id_of(example: Any) -> str:
+    return str(example.get("id")) if isinstance(example, Mapping) else str(example)
 
 
 def code(value: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import sys
+from difflib import unified_diff
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -156,24 +157,51 @@ def decide_one(
 
 
 @app.command("proposed")
-def show_proposed(case_id: CaseId) -> None:
+def show_proposed(
+    case_id: CaseId,
+    diff: Annotated[bool, typer.Option("--diff", help="The dead letter's content as it is now beside it, line by line.")] = False,
+) -> None:
     """Write the new content that is proposed for a message to stdout, as it is; what else is proposed goes to stderr."""
     from backstop.cases.propose import proposed
+    from backstop.dead_letters.export_letters import read_letters
+    from backstop.dead_letters.letters import UNDECIDED, LetterFilter
     from backstop.errors import DecisionRefused
 
+    old: list[dict[str, Any]] = []
     with context.control(context.load_settings(), context.connections()) as conn:
         waits = proposed(conn, case_id)
         if waits is not None and waits.content is not None:
             context.note_reading(conn, f"case {case_id}", {"proposal": waits.proposal_id})
+            if diff:
+                letters = read_letters(conn, LetterFilter(None, None, UNDECIDED, None, None, case_id, None))
+                named = waits.named
+                old = [one for one in letters if not named or {str(one["message_id"]), str(one["dead_letter_id"])} & set(named)]
     if waits is None:
         raise DecisionRefused(
             f"Nothing is proposed of case {case_id}.", kept="Nothing was changed.",
             next_step=f"See: backstop cases show {case_id}",
         )  # fmt: skip
     print(out.printable(f"proposal {waits.proposal_id}: {waits}"), file=sys.stderr)
-    if waits.content is not None:
+    if waits.content is None:
+        return
+    if not diff:
         sys.stdout.buffer.write(waits.content)
         sys.stdout.buffer.flush()
+        return
+    if not old:
+        raise DecisionRefused(
+            "There is no undecided dead letter to compare with.", kept="Nothing was changed.",
+            next_step=f"See the new content alone: backstop cases proposed {case_id}",
+        )  # fmt: skip
+    for letter in old:
+        before, now = (_lines(content) for content in (letter["content"] or b"", waits.content))
+        name = f"dead letter {letter['dead_letter_id']}, {letter['message_id']}"
+        for changed in unified_diff(before, now, name, f"proposal {waits.proposal_id}", lineterm=""):
+            out.line(changed)
+
+
+def _lines(content: bytes) -> list[str]:
+    return content.decode(errors="backslashreplace").splitlines()
 
 
 @app.command("note")
