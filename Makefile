@@ -26,7 +26,7 @@ JOBS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help mariadb activemq rocketmq setup bench demo chaos soak test test-unit test-brokers test-faults test-all collected \
-  up down traffic status lint types lint-and-types env
+  up down traffic status shell lint types lint-and-types env
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ down: setup ## stop the embedded platform; nothing is lost
 
 traffic: setup ## producers and consumers over the running platform, until Ctrl-C (RATE=20 messages a second)
 	@$(PY) -m backstop_lab.demo.traffic $(if $(RATE),--rate $(RATE))
+
+shell: setup ## a shell in which `backstop` works on the running platform
+	@$(PY) -m backstop_lab.platform shell
 
 status: setup ## what of the embedded platform runs, and where
 	@$(PY) -m backstop_lab.platform status

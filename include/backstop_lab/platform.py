@@ -1,7 +1,7 @@
 """One embedded system over one folder: PostgreSQL with its databases, a broker (Valkey), a Valkey for leases, Airflow.
 
 Ports and passwords are kept in `state.json` (0600), so that stopping and starting again loses nothing. Run
-as a module it is `make up`, `make down` and `make status`.
+as a module it is `make up`, `make down`, `make status` and `make shell`.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from typing import IO, Any, Self
 from backstop.errors import BackstopError, ConfigurationError
 from backstop.private_file import write_private
 from backstop_lab.broker_kinds import EMBEDDED, KINDS
+from backstop_lab.run_main import run_main
 from backstop_lab.servers.airflow import Airflow
 from backstop_lab.servers.broker_server import BrokerServer
 from backstop_lab.servers.ports import LOOPBACK, free_port, is_taken
@@ -78,7 +79,7 @@ class Platform:
 
     def __init__(
         self, root: Path, config: Path | None = None, broker: str | None = None, *,
-        airflow_settings: Mapping[str, str] | None = None, parallelism: int = 4,
+        airflow_settings: Mapping[str, str] | None = None, parallelism: int = 4, triggerer: bool = False,
     ) -> None:  # fmt: skip
         self.root = root.resolve()
         self.config = (config or PROJECT / "backstop.yaml").resolve()
@@ -86,6 +87,7 @@ class Platform:
         self._turn: IO[str] | None = None
         self._asked = broker
         self._airflow_settings, self._parallelism = dict(airflow_settings or {}), parallelism
+        self._triggerer = triggerer
         self._load()
 
     def _load(self) -> None:
@@ -104,6 +106,7 @@ class Platform:
             self._airflow_settings,
             ports["airflow"],
             parallelism=self._parallelism,
+            triggerer=self._triggerer,
         )
 
     def __enter__(self) -> Self:
@@ -115,21 +118,28 @@ class Platform:
     ) -> None:
         self.stop()
 
-    def start(self, *, airflow: bool = True) -> None:
-        """Servers, databases and owners, `prepare`, then Airflow; on an error everything is stopped again."""
+    def start(self, *, airflow: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+        """Servers, databases and owners, `prepare`, then Airflow; on an error everything is stopped again.
+
+        `say` is called with what starts next.
+        """
         self._take_turn()
         try:
             self.end_leftovers()
             self._move_from_taken_ports()
             self._state.save(self.root / "state.json")
+            say("PostgreSQL")
             self.postgres.start()
             for database, password in self._state.passwords.items():
                 self.postgres.create_role(database, password)
                 self.postgres.create_database(database, database)
+            say(f"{self.broker.name}, and the Valkey of the leases")
             self.broker.start()
             self.leases.start()
+            say("schemas, topics and groups")
             prepare(self)
             if airflow:
+                say("Airflow")
                 self.airflow.env.update(self.environment())
                 self.airflow.start()
         except BaseException:
@@ -269,4 +279,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -415,6 +415,9 @@ def main() -> int:
     except SetupError as refused:
         print(f"\nSet-up stopped: {refused}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nSet-up stopped. Nothing half-made is used: run it again.", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -4,15 +4,20 @@ server."""
 import fcntl
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+from backstop.config.load import load
+from backstop.config.settings import Settings
 from backstop.private_file import write_private
-from backstop_lab.platform import Platform
+from backstop_lab.platform import PROJECT, Platform
+from backstop_lab.run_main import INTERRUPTED
 from backstop_lab.servers.airflow import CALM, Airflow
 from backstop_lab.servers.broker_server import BrokerServer
 from backstop_lab.servers.child import POLL_SECONDS, LocalServerError, wait_until_gone
@@ -21,43 +26,81 @@ from backstop_lab.servers.valkey import Valkey
 
 UP_SECONDS = 900.0
 DOWN_SECONDS = 120.0
+NOT_UP = 3
 
 
 def up(root: Path, config: Path | None) -> int:
-    """Start a supervisor in the background unless one runs; return when everything is ready."""
-    if supervisor(root) is None:
-        started = time.monotonic()
-        root.mkdir(parents=True, exist_ok=True)
-        (root / "ready.json").unlink(missing_ok=True)
-        command = [sys.executable, "-m", "backstop_lab.platform", "supervise", "--root", str(root)]
-        log = root / "supervisor.log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command + (["--config", str(config)] if config else []),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                cwd=root,
+    """Start a supervisor in the background unless one runs; return when everything is ready. Ctrl-C stops all of it."""
+    started = time.monotonic()
+    process = None if supervisor(root) is not None else _start_supervisor(root, config)
+    try:
+        _wait_until_ready(root, process, started)
+    except KeyboardInterrupt:
+        if process is None:
+            print("The platform goes on starting: another `make up` began it.", file=sys.stderr)
+            return INTERRUPTED
+        process.terminate()
+        process.wait(DOWN_SECONDS)
+        raise
+    print(f"Up in {time.monotonic() - started:.1f} s." if process is not None else "Already up.")
+    status(root, config)
+    print(NEXT.format(airflow=json.loads((root / "ready.json").read_text())["Airflow"]))
+    return 0
+
+
+NEXT = """
+Open  {airflow}  and log in as above. The DAGs run on the intervals of backstop.yaml.
+Try   make traffic   producers and consumers, until Ctrl-C; watch the DAG `reconcile` confirm their messages
+      make shell     a shell in which `backstop` works on this platform: `backstop check`, `backstop runs list`
+      make down      stop it; the data stays"""
+
+
+def _start_supervisor(root: Path, config: Path | None) -> "subprocess.Popen[bytes]":
+    root.mkdir(parents=True, exist_ok=True)
+    for name in ("ready.json", "starting.txt"):
+        (root / name).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "backstop_lab.platform", "supervise", "--root", str(root)]
+    with (root / "supervisor.log").open("w") as output:
+        return subprocess.Popen(
+            command + (["--config", str(config)] if config else []),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd=root,
+        )
+
+
+def _wait_until_ready(root: Path, process: "subprocess.Popen[bytes] | None", started: float) -> None:
+    """`process`: the supervisor, where it is ours; prints what it starts. Raises LocalServerError."""
+    printed = None
+    while not (root / "ready.json").exists():
+        if (process is not None and process.poll() is not None) or (process is None and supervisor(root) is None):
+            raise LocalServerError(
+                f"The platform did not start:\n{(root / 'supervisor.log').read_text().strip()}",
+                kept=f"Its data lies in {root} as it was.",
+                next_step="Correct what it names, then `make up` again.",
             )
-        while not (root / "ready.json").exists():
-            if process.poll() is not None:
-                raise LocalServerError(
-                    f"The platform did not start:\n{log.read_text().strip()}",
-                    kept=f"Its data lies in {root} as it was.",
-                    next_step="Mend what it names, then `make up` again.",
-                )
-            if time.monotonic() - started > UP_SECONDS:
+        if time.monotonic() - started > UP_SECONDS:
+            if process is not None:
                 process.terminate()
                 process.wait(DOWN_SECONDS)
-                raise LocalServerError(
-                    f"The platform was not ready after {UP_SECONDS:.0f} s.",
-                    kept="It was stopped in order.",
-                    next_step=f"Read the logs in {root}, then `make up` again.",
-                )
-            time.sleep(POLL_SECONDS)
-        print(f"Up in {time.monotonic() - started:.1f} s.")
-    return status(root, config)
+            raise LocalServerError(
+                f"The platform was not ready after {UP_SECONDS:.0f} s.",
+                kept="It was stopped in order." if process is not None else "It is still starting.",
+                next_step=f"Read the logs in {root}, then `make up` again.",
+            )
+        now = _starting(root)
+        if now is not None and now != printed:
+            print(f"  {time.monotonic() - started:5.1f} s  starting {now}", flush=True)
+            printed = now
+        time.sleep(POLL_SECONDS)
+
+
+def _starting(root: Path) -> str | None:
+    """What the supervisor starts at the moment."""
+    file = root / "starting.txt"
+    return file.read_text() or None if file.exists() else None
 
 
 def down(root: Path, config: Path | None) -> int:
@@ -68,7 +111,8 @@ def down(root: Path, config: Path | None) -> int:
         wait_until_gone([pid], DOWN_SECONDS)
     elif root.exists():
         Platform(root, config).end_leftovers()
-    (root / "ready.json").unlink(missing_ok=True)
+    for name in ("ready.json", "starting.txt"):
+        (root / name).unlink(missing_ok=True)
     print(f"Down. The data stays in {root}." if root.exists() else "Nothing was ever up.")
     return 0
 
@@ -77,9 +121,12 @@ def status(root: Path, config: Path | None) -> int:
     """Print where everything is; exit code 3 when it is not up."""
     pid = supervisor(root)
     ready = root / "ready.json"
-    if pid is None or not ready.exists():
+    if pid is None:
         print("The platform is not up; `make up` starts it.")
-        return 3
+        return NOT_UP
+    if not ready.exists():
+        print(f"The platform is starting: {_starting(root) or 'its supervisor'} (process {pid}). `make up` waits until it is up.")
+        return NOT_UP
     facts = json.loads(ready.read_text())
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -87,14 +134,54 @@ def status(root: Path, config: Path | None) -> int:
     return 0
 
 
+def shell(root: Path, config: Path | None) -> int:  # noqa: RET503 - it becomes another program
+    """Become a shell in which `backstop` works on the running platform; exit code 3 when it is not up."""
+    if supervisor(root) is None or not (root / "ready.json").exists():
+        return status(root, config)
+    program = os.environ.get("SHELL") or "/bin/sh"
+    print(f"`backstop` works on the platform here; `exit` leaves. Elsewhere: . {root / 'env.sh'}", flush=True)
+    os.execvpe(program, [program], {**os.environ, **Platform(root, config).environment()})
+
+
+def write_environment(file: Path, environment: Mapping[str, str]) -> None:
+    """What a shell reads (`. file`) for the command line to work on this platform; it holds passwords."""
+    programs = str(Path(sys.executable).parent)
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(environment.items()) if name != "PATH"]
+    write_private(file, f'export PATH={shlex.quote(programs)}{os.pathsep}"$PATH"\n{"".join(lines)}')
+
+
+def schedules(settings: Settings) -> dict[str, str]:
+    """The schedules of the DAGs as the settings' policy has the intervals."""
+    policy = settings.policy
+    return {
+        "BACKSTOP_RECONCILE_SCHEDULE": f"{policy.reconcile_interval.total_seconds():g}s",
+        "BACKSTOP_SWEEP_SCHEDULE": f"{policy.sweep_interval.total_seconds():g}s",
+        # A scheduled run beside one that is at work would only be refused.
+        "BACKSTOP_RECONCILE_AT_ONCE": "1",
+    }
+
+
 def supervise(root: Path, config: Path | None) -> int:
     """Own the servers until SIGTERM or SIGINT; end with 1, everything stopped, when one of them dies by
     itself."""
     asked_to_stop = threading.Event()
+    starting = True
+
+    def stop(*_: object) -> None:
+        nonlocal starting
+        asked_to_stop.set()
+        if starting:
+            starting = False  # a second signal must not cut the stopping short
+            raise SystemExit(0)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked_to_stop.set())
-    platform = Platform(root, config, airflow_settings=CALM)
-    with platform:
+        signal.signal(number, stop)
+    settings = load(config or PROJECT / "backstop.yaml")
+    platform = Platform(root, config, airflow_settings={**CALM, **schedules(settings)}, triggerer=True)
+    try:
+        platform.start(say=lambda what: write_private(root / "starting.txt", what))
+        starting = False
+        write_environment(root / "env.sh", platform.environment())
         facts = {
             "Airflow": platform.airflow.url,
             "login": f"admin / {platform.airflow.password}",
@@ -102,6 +189,7 @@ def supervise(root: Path, config: Path | None) -> int:
             platform.broker.name: f"127.0.0.1:{platform.broker.port}",
             "leases": f"127.0.0.1:{platform.leases.port}",
             "passwords": str(root / "state.json"),
+            "environment": f"{root / 'env.sh'} (for the command line; `make shell` reads it)",
             "supervisor": f"process {os.getpid()}",
         }
         write_private(root / "ready.json", json.dumps(facts))
@@ -120,6 +208,8 @@ def supervise(root: Path, config: Path | None) -> int:
                     kept=f"The data lies in {root}.",
                     next_step="Read the server's log there, then `make up` again.",
                 )
+    finally:
+        platform.stop()
     return 0
 
 
@@ -138,4 +228,4 @@ def supervisor(root: Path) -> int | None:
     return None
 
 
-ACTIONS = {"up": up, "down": down, "status": status, "supervise": supervise}
+ACTIONS = {"up": up, "down": down, "status": status, "shell": shell, "supervise": supervise}

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 
 import bench
+from backstop_lab.run_main import run_main
 from bench.measure import Row, machine, save
 
 Benchmark = Callable[[bool], list[Row]]
@@ -53,4 +54,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

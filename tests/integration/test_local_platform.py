@@ -2,11 +2,13 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +22,7 @@ from backstop_lab import platform as platform_module
 from backstop_lab.broker_kinds import EMBEDDED
 from backstop_lab.demo.run import new_platform
 from backstop_lab.platform import BACKSTOP_DATABASES, Platform
+from backstop_lab.run_main import INTERRUPTED
 from backstop_lab.servers.airflow import Airflow
 from backstop_lab.servers.child import descendants, is_alive
 from backstop_lab.servers.postgres import Postgres
@@ -333,26 +336,101 @@ def test_airflow_runs_a_dag_for_the_generated_login_and_leaves_no_process(
         assert stat.S_IMODE((airflow.home / name).stat().st_mode) == 0o600
 
 
+def belonging(folder: Path) -> list[str]:
+    """The command lines of the processes that work in a folder, or name it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(*ENDED, PermissionError):
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if is_alive(int(process.name)) and (str(folder) in line or (process / "cwd").resolve().is_relative_to(folder)):
+                found.append(line)
+    return found
+
+
+def interrupt(program: subprocess.Popen[str], *, times: int = 1) -> str:
+    """Ctrl-C, as a terminal sends it to a whole group; what the program wrote to stderr."""
+    for _ in range(times):
+        os.killpg(program.pid, signal.SIGINT)
+        select.select([program.stderr], [], [], 60)  # its answer to the first
+    _, errors = program.communicate(timeout=120)
+    assert program.returncode == INTERRUPTED, errors
+    assert "Traceback" not in errors
+    return errors
+
+
+def started(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def wait_for_file(file: Path, program: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not file.exists():
+        assert program.poll() is None and time.monotonic() < deadline, file
+        time.sleep(0.05)
+
+
+def test_ctrl_c_ends_the_demo_and_all_that_it_started_without_a_traceback(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    demo = started(["backstop_lab.demo", "--folder", str(folder)])
+    wait_for_file(folder / "platform" / "postgres" / "data" / "postmaster.pid", demo)
+    assert "nothing is left running" in interrupt(demo, times=2)
+    assert belonging(folder) == []
+
+
 def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_killed(tmp_path: Path) -> None:
-    def command(what: str) -> subprocess.CompletedProcess[str]:
+    """Ctrl-C while it starts stops all of it; up, its DAGs run on the intervals of backstop.yaml, all of Airflow is healthy,
+    and the command line works at once."""
+
+    def command(what: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", platform_module.__name__, what, "--root", str(tmp_path)],
             check=False,
             capture_output=True,
             text=True,
             timeout=300,
+            env={**os.environ, **environment},
         )
 
     assert command("status").returncode == 3
+    interrupted = started([platform_module.__name__, "up", "--root", str(tmp_path)])
+    wait_for_file(tmp_path / "starting.txt", interrupted)
+    starting = command("status")
+    assert (starting.returncode, starting.stdout[:25]) == (3, "The platform is starting:")
+    interrupt(interrupted)
+    assert belonging(tmp_path) == []
+    assert "is not up" in command("status").stdout
+
     up = command("up")
     assert up.returncode == 0, up.stderr
     assert "admin / " in up.stdout
-    assert "http://127.0.0.1:" in up.stdout
+    assert "Open  http://127.0.0.1:" in up.stdout and "make traffic" in up.stdout and "make shell" in up.stdout
     pid = supervisor(tmp_path)
     assert pid is not None
     family = [pid, *descendants(pid)]
     assert command("up").returncode == 0
     assert supervisor(tmp_path) == pid
+    api = Platform(tmp_path).airflow.api
+    assert api.healthy("metadatabase", "scheduler", "triggerer", "dag_processor")
+    deadline = time.monotonic() + 120
+    while len(dags := {dag["dag_id"]: dag for dag in api.dags()}) < len(list((platform_module.PROJECT / "dags").glob("*.py"))):
+        assert time.monotonic() < deadline, (sorted(dags), api.import_errors())
+        time.sleep(0.2)
+    assert [name for name, dag in dags.items() if dag["is_paused"]] == []
+    assert [dags[name]["timetable_summary"] for name in ("reconcile", "sweep")] == ["0:00:10", "0:00:05"]
+    asked = tmp_path / "asked.sh"
+    asked.write_text("#!/bin/sh\nexec backstop check --json\n")
+    asked.chmod(0o755)
+    shell = command("shell", SHELL=str(asked))
+    assert shell.returncode == 0, shell.stdout + shell.stderr
+    assert json.loads(shell.stdout[shell.stdout.index("{"):])["good"]
+    assert stat.S_IMODE((tmp_path / "env.sh").stat().st_mode) == 0o600
+    sourced = subprocess.run(
+        ["sh", "-c", f". {tmp_path}/env.sh; backstop runs list"], env={"PATH": os.environ["PATH"]}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert sourced.returncode == 0, sourced.stderr
     assert command("down").returncode == 0
     assert not [member for member in family if is_alive(member)]
     assert command("up").returncode == 0

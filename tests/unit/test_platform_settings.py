@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from backstop.config.load import load
 from backstop_lab import platform
 from backstop_lab.platform import Platform
 from backstop_lab.servers.airflow import CALM, DEFAULTS
+from backstop_lab.supervise import schedules, write_environment
 
 
 def test_a_platform_that_stays_up_is_calm_and_keeps_its_settings_when_it_moves_to_another_port(tmp_path: Path) -> None:
@@ -22,6 +26,22 @@ def test_a_platform_that_stays_up_is_calm_and_keeps_its_settings_when_it_moves_t
         up._load()
     assert float(CALM["AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME"]) >= 1.0
     assert float(DEFAULTS["AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL"]) >= 300.0
+
+
+def test_reconcile_and_sweep_run_on_the_intervals_of_the_settings_and_every_dag_is_unpaused() -> None:
+    found = schedules(load(platform.PROJECT / "backstop.yaml"))
+    assert (found["BACKSTOP_RECONCILE_SCHEDULE"], found["BACKSTOP_SWEEP_SCHEDULE"]) == ("10s", "5s")
+    assert CALM["AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION"] == "False"
+
+
+def test_what_a_shell_reads_is_private_and_quoted(tmp_path: Path) -> None:
+    write_environment(tmp_path / "env.sh", {"PATH": "/elsewhere", "A_URL": "pg://u:it's $HOME@h"})
+    assert (tmp_path / "env.sh").stat().st_mode & 0o777 == 0o600
+    read = subprocess.run(
+        ["sh", "-c", f". {tmp_path}/env.sh; echo \"$A_URL\"; echo \"$PATH\""], env={"PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert read.stdout.splitlines() == ["pg://u:it's $HOME@h", f"{Path(sys.executable).parent}:/usr/bin:/bin"]
 
 
 def test_the_archive_of_sparks_classes_is_used_only_where_set_up_could_make_it(

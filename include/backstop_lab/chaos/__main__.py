@@ -17,6 +17,7 @@ from backstop_lab.chaos.page import page
 from backstop_lab.chaos.run import run_chaos
 from backstop_lab.chaos.schedule import KINDS, schedule
 from backstop_lab.platform import PROJECT
+from backstop_lab.run_main import run_main
 
 FOLDER = PROJECT / "build" / "chaos"
 
@@ -75,4 +76,4 @@ def turn(file: Path | None) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

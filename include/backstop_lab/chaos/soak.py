@@ -28,6 +28,7 @@ from backstop_lab.chaos.strike import strike
 from backstop_lab.demo.accounting import machine
 from backstop_lab.faults.stores import change
 from backstop_lab.platform import PROJECT
+from backstop_lab.run_main import run_main
 from backstop_lab.servers.child import descendants
 
 FOLDER = PROJECT / "build" / "soak"
@@ -220,4 +221,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

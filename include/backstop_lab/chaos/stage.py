@@ -52,6 +52,7 @@ POLICY = {
     "canary": 0,
     # 20 deliveries of 2 s, and what a consumer may take.
     "redelivery_horizon": "45s", "backlog_horizon": "12m",
+    "retry_after": "1s", "sweep_interval": "2s",
 }  # fmt: skip
 DELIVERY_LIMIT = 20
 """Whoever is killed or frozen with a message in hand uses up a delivery; a dead letter is not what this run is about."""

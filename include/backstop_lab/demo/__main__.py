@@ -15,6 +15,7 @@ from backstop_lab.demo.narrate import narrate
 from backstop_lab.demo.run import run_demo
 from backstop_lab.demo.scenario import LEAST_MESSAGES
 from backstop_lab.platform import PROJECT
+from backstop_lab.run_main import run_main
 
 FOLDER = PROJECT / "build" / "demo"
 DEFAULT_MESSAGES = 4000
@@ -43,4 +44,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

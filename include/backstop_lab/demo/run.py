@@ -32,6 +32,8 @@ PARALLELISM = 8
 """Tasks at once: most of them wait for a database or for Spark."""
 RECHECK = "4s"
 """A delivery that waits is judged again no sooner: with less each run judges everything that is under way."""
+SOONER = {"retry_after": "1s", "sweep_interval": "2s"}
+"""A demo waits for each of these; a platform that stays up must not be kept busy by them."""
 LAST_RUNS_SECONDS = 300.0
 SCHEDULES = {
     # As often as two cores can: a run that finds nothing due costs them the start of a process.
@@ -150,7 +152,7 @@ def write_config(file: Path, broker: str = EMBEDDED) -> Path:
     dead letters."""
     written = yaml.safe_load((PROJECT / "backstop.yaml").read_text(encoding="utf-8"))
     KINDS[broker].take_place(written)
-    written["policy"]["recheck"] = RECHECK
+    written["policy"] |= {"recheck": RECHECK, **SOONER}
     written["alerts"] = {
         "channels": {
             "mail": {"url": "env:BACKSTOP_ALERTS_MAIL", "at_least": "warning"},

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from backstop_lab.demo.stage import Stage
 from backstop_lab.platform import DEFAULT_ROOT, Platform
+from backstop_lab.run_main import run_main
 from backstop_lab.supervise import supervisor
 
 TOPICS = ("orders", "payments", "refunds")
@@ -55,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

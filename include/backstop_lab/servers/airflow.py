@@ -33,7 +33,7 @@ class Airflow:
     """One Airflow over one home folder, which gets its secrets (0600), `logs/` and the login.
 
     `database_url` is a `postgresql://` URI of a database of its own; `env` goes to every
-    process (connections, BACKSTOP_CONFIG, ...). No triggerer: people's decisions wait without one.
+    process (connections, BACKSTOP_CONFIG, ...). `triggerer`: no task of ours needs one, and Airflow's page shows red without it.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Airflow:
         port: int | None = None,
         *,
         parallelism: int = 4,
+        triggerer: bool = False,
     ) -> None:
         self.home = home.resolve()
         self.port = port if port is not None else free_port()
@@ -58,7 +59,9 @@ class Airflow:
         self.users = {ADMIN: "admin"}
         """Login name -> role of Airflow's simple auth manager; set before `start`."""
         self._api: AirflowApi | None = None
-        self._children = {name: Child(f"Airflow's {name}", self.home / f"{name}.log") for name in COMMANDS}
+        commands = {**COMMANDS, "triggerer": TRIGGERER} if triggerer else COMMANDS
+        self._commands = commands
+        self._children = {name: Child(f"Airflow's {name}", self.home / f"{name}.log") for name in commands}
 
     def __enter__(self) -> Self:
         self.start()
@@ -87,17 +90,17 @@ class Airflow:
 
     @property
     def running(self) -> bool:
-        """Whether all three processes live."""
+        """Whether all processes live."""
         return all(child.running for child in self._children.values())
 
     @property
     def ready(self) -> bool:
-        """Whether all three processes run and report healthy."""
-        components = ("metadatabase", "scheduler", "dag_processor")
+        """Whether all processes run and report healthy."""
+        components = ["metadatabase", "scheduler", "dag_processor", *(["triggerer"] if "triggerer" in self._commands else [])]
         return self.running and AirflowApi(self.url, ADMIN, "").healthy(*components)
 
     def start(self) -> None:
-        """Migrate when that is due, start all three, return when they are ready."""
+        """Migrate when that is due, start all processes, return when they are ready."""
         self.home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
         self._make_secrets()
@@ -105,7 +108,7 @@ class Airflow:
         settings = self.settings()
         self._migrate(settings)
         try:
-            for name, command in COMMANDS.items():
+            for name, command in self._commands.items():
                 arguments = [word.format(host=LOOPBACK, port=self.port) for word in command]
                 self._children[name].start(
                     [sys.executable, "-m", *arguments], env=settings, cwd=self.home
@@ -117,7 +120,7 @@ class Airflow:
             raise
 
     def stop(self) -> None:
-        """End all three, running tasks too; whatever does not end in time is killed."""
+        """End all of them, running tasks too; whatever does not end in time is killed."""
         for child in self._children.values():
             child.send(signal.SIGTERM)
         for child in self._children.values():
@@ -125,7 +128,7 @@ class Airflow:
 
     def end_leftovers(self) -> None:
         """End processes of this home that outlived their supervisor."""
-        for name in COMMANDS:
+        for name in (*COMMANDS, "triggerer"):
             end_leftover(self.home / f"{name}.pid", self.home, signal.SIGTERM)
 
     def kill(self) -> None:
@@ -184,9 +187,12 @@ class Airflow:
             return
         migration = Child("Airflow's database migration", self.home / "migrate.log")
         migration.start([sys.executable, "-m", "airflow", "db", "migrate"], env=settings, cwd=self.home)
-        ended = migration.wait(MIGRATE_SECONDS)
+        try:
+            ended = migration.wait(MIGRATE_SECONDS)
+        finally:
+            if migration.running:  # it has a session of its own, which Ctrl-C does not reach
+                migration.kill()
         if not ended or migration.returncode != 0:
-            migration.kill()
             raise LocalServerError(
                 f"`airflow db migrate` {'failed' if ended else 'did not end'}:\n{migration.last_lines()}",
                 kept="Backstop's own databases were not touched.",
@@ -226,8 +232,13 @@ DEFAULTS = {
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
 }
 """Settings that `env` may replace."""
-CALM = {"AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "1"}
-"""For a platform that stays up: the scheduler asks its database once a second, and an idle one needs little of a core."""
+CALM = {
+    # The scheduler asks its database once a second, and an idle one needs little of a core.
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "1",
+    # Whoever pauses a DAG finds it paused after the next start.
+    "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+}
+"""For a platform that stays up: it needs little, and its DAGs run from the first start on."""
 
 # The scheduler serves no logs: everything is on one disk, and that server would listen on every address.
 COMMANDS = {
@@ -235,6 +246,7 @@ COMMANDS = {
     "scheduler": ("backstop_lab.servers.airflow_scheduler", "--skip-serve-logs"),
     "dag-processor": ("airflow", "dag-processor"),
 }
+TRIGGERER = ("airflow", "triggerer", "--skip-serve-logs")
 
 
 def sqlalchemy_url(url: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import tarfile
 from pathlib import Path
 
+from backstop_lab.run_main import run_main
 from backstop_lab.servers.fetch_from_maven import Artifact, Wanted, fetch_or_say_why
 from backstop_lab.setup import KEPT
 
@@ -34,4 +34,4 @@ def installed() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(fetch_or_say_why(WANTED))
+    run_main(lambda: fetch_or_say_why(WANTED))

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 
+from backstop_lab.run_main import run_main
 from backstop_lab.servers.fetch_from_maven import Artifact, Wanted, fetch_or_say_why
 from backstop_lab.setup import KEPT
 
@@ -39,4 +39,4 @@ def installed() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(fetch_or_say_why(wanted()))
+    run_main(lambda: fetch_or_say_why(wanted()))
