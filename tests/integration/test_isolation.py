@@ -22,9 +22,9 @@ from backstop.reconcile.begin import begin
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
 from backstop.reconcile.stage import (
-    STAGED_STUB,
     STAGED_VERDICT,
     connect_staging,
+    copy_stubs,
     fill_incoming,
     keep_incoming,
     open_incoming,
@@ -109,12 +109,10 @@ def reconcile(world: System, keys: Sequence[Key]) -> None:
             judgement = judge.judgement(keys)
         kept = Engine().query(load("backstop.reconcile", "staged.sql")["kept"], {"judged": judgement.judged_table})
         with closing(connect_staging(world.urls["control"])) as staging, staging, staging.cursor() as cursor:
-            for table, columns, rows in (
-                ("staged_verdict", STAGED_VERDICT, kept), ("staged_stub", STAGED_STUB, judgement.outcome_table)
-            ):  # fmt: skip
-                open_incoming(cursor, table, columns)
-                fill_incoming(cursor, table, columns, run.run_id, 0, rows)
-                keep_incoming(cursor, table, columns)
+            open_incoming(cursor, "staged_verdict")
+            fill_incoming(cursor, "staged_verdict", STAGED_VERDICT, run.run_id, 0, kept)
+            keep_incoming(cursor, "staged_verdict", STAGED_VERDICT)
+            copy_stubs(cursor, run.run_id, 0, judgement.outcome_table)
         promote(world.settings, world.connections, conn, run)
         state = "done"
     finally:

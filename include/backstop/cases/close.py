@@ -22,6 +22,7 @@ def close_satisfied(cur: Any, run_id: int, done: Sequence[Delivery] = ()) -> int
     `done`: deliveries that the caller judged CONFIRMED or VOIDED by key. A case without members is only closed by a person.
     """
     cur.execute(_SQL["settle_by_run"], {"run_id": run_id})
+    cur.execute(_SQL["settle_discarded"])
     if done:
         settle(cur, done)
     return close_settled(cur)

@@ -60,17 +60,19 @@ INSERT INTO alert (case_id, dedup_key, severity, title, body)
 VALUES (%(case_id)s, %(dedup_key)s, %(severity)s, %(title)s, %(body)s)
 ON CONFLICT (dedup_key) DO NOTHING;
 
--- name: settle_by_run: members whose message this run found closed, or whose delivery a person discarded
+-- name: settle_by_run: members whose message this run found closed
+UPDATE case_member m SET settled_at = clock_timestamp()
+FROM case_file c, staged_stub s JOIN run r ON r.run_id = s.run_id AND r.stage = s.stage
+WHERE s.run_id = %(run_id)s AND s.topic = m.topic AND s.message_id = m.message_id AND s.new_status IN ('confirmed', 'voided')
+    AND c.case_id = m.case_id AND c.closed_at IS NULL AND m.settled_at IS NULL;
+
+-- name: settle_discarded: members whose delivery a person discarded
 UPDATE case_member m SET settled_at = clock_timestamp()
 FROM case_file c
 WHERE c.case_id = m.case_id AND c.closed_at IS NULL AND m.settled_at IS NULL
-    AND (EXISTS (
-            SELECT 1 FROM staged_stub s JOIN run r ON r.run_id = s.run_id AND r.stage = s.stage
-            WHERE s.run_id = %(run_id)s AND s.topic = m.topic AND s.message_id = m.message_id
-                AND s.new_status IN ('confirmed', 'voided'))
-        OR EXISTS (
-            SELECT 1 FROM delivery_decision d
-            WHERE d.topic = m.topic AND d.message_id = m.message_id AND d.consumer_group = m.consumer_group));
+    AND EXISTS (
+        SELECT 1 FROM delivery_decision d
+        WHERE d.topic = m.topic AND d.message_id = m.message_id AND d.consumer_group = m.consumer_group);
 
 -- name: settle_members: members that were seen to be done
 UPDATE case_member m SET settled_at = clock_timestamp()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,13 @@ from backstop.config.settings import Settings
 from backstop.named_sql import load
 from backstop.reconcile.judge_batches import Rule, judge_batches, outcomes_of
 from backstop.reconcile.stage import (
-    STAGED_STUB,
     STAGED_VERDICT,
     connect_staging,
+    copy_stubs,
     fill_incoming,
     keep_incoming,
     open_incoming,
+    take_part,
 )
 
 if TYPE_CHECKING:
@@ -66,22 +67,16 @@ def _judge(url: str, rule: Rule, run_id: int, stage: int) -> Callable[[Batches],
 
         schema = arrow_schema({**COUNTED, **_SPENT})
         counted, staging, begun = [], 0.0, monotonic()
-        with (
-            closing(Engine()) as engine, closing(connect_staging(url)) as connection, connection, connection.cursor() as cursor,
-        ):  # fmt: skip
-            open_incoming(cursor, "staged_verdict", STAGED_VERDICT)
-            open_incoming(cursor, "staged_stub", STAGED_STUB)
+        with closing(Engine()) as engine, ExitStack() as opened:
+            staged = _Staging(url, run_id, stage, opened)
             for batch in judge_batches(rule, engine, batches):
                 outcomes = outcomes_of(rule, engine, batch)
                 counted.append(engine.query(_SQL["counted"], {"judged": batch.judged}))
                 since = monotonic()
-                kept = engine.query(_SQL["kept"], {"judged": batch.judged})
-                fill_incoming(cursor, "staged_verdict", STAGED_VERDICT, run_id, stage, kept)
-                fill_incoming(cursor, "staged_stub", STAGED_STUB, run_id, stage, outcomes)
+                staged.write(engine.query(_SQL["kept"], {"judged": batch.judged}), outcomes)
                 staging += monotonic() - since
             since = monotonic()
-            keep_incoming(cursor, "staged_verdict", STAGED_VERDICT)
-            keep_incoming(cursor, "staged_stub", STAGED_STUB)
+            staged.keep()
         ended = monotonic()
         spent = {"seconds": ended - begun, "staging": staging + ended - since}
         for rows in (*(counts.to_pylist() for counts in counted), [spent]):
@@ -89,3 +84,37 @@ def _judge(url: str, rule: Rule, run_id: int, stage: int) -> Callable[[Batches],
             yield from pa.Table.from_pylist(full, schema=schema).to_batches()
 
     return judge
+
+
+class _Staging:
+    """One task's part, in one transaction that ends with `opened`; a part without rows opens nothing."""
+
+    def __init__(self, url: str, run_id: int, stage: int, opened: ExitStack) -> None:
+        self._url, self._run_id, self._stage, self._opened = url, run_id, stage, opened
+        self._cursor: Any = None
+        self._is_mine = False
+
+    def write(self, verdicts: pa.Table, stubs: pa.Table) -> None:
+        """Adds rows of STAGED_VERDICT and STAGED_STUB, unless the part was staged by an earlier try of this task."""
+        if self._cursor is None:
+            self._open()
+        if self._is_mine:
+            fill_incoming(self._cursor, "staged_verdict", STAGED_VERDICT, self._run_id, self._stage, verdicts)
+            copy_stubs(self._cursor, self._run_id, self._stage, stubs)
+
+    def _open(self) -> None:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        connection = self._opened.enter_context(closing(connect_staging(self._url)))
+        self._opened.enter_context(connection)  # commits, or rolls back
+        self._cursor = self._opened.enter_context(connection.cursor())
+        self._is_mine = take_part(self._cursor, self._run_id, self._stage, context.partitionId())
+        if self._is_mine:
+            open_incoming(self._cursor, "staged_verdict")
+
+    def keep(self) -> None:
+        """Stages what was written; it is committed when `opened` ends."""
+        if self._is_mine:
+            keep_incoming(self._cursor, "staged_verdict", STAGED_VERDICT)

@@ -31,6 +31,12 @@ FROM (SELECT r.run_id FROM run r WHERE r.finished_at < %(before)s ORDER BY r.run
 CROSS JOIN LATERAL (SELECT w.ctid FROM staged_stub w WHERE w.run_id = old.run_id LIMIT %(limit)s) v
 LIMIT %(limit)s;
 
+-- name: staged_part: as staged_verdict
+SELECT v.ctid
+FROM (SELECT r.run_id FROM run r WHERE r.finished_at < %(before)s ORDER BY r.run_id) old
+CROSS JOIN LATERAL (SELECT w.ctid FROM staged_part w WHERE w.run_id = old.run_id LIMIT %(limit)s) v
+LIMIT %(limit)s;
+
 -- name: staged_count: as staged_verdict
 SELECT v.ctid
 FROM (SELECT r.run_id FROM run r WHERE r.finished_at < %(before)s ORDER BY r.run_id) old

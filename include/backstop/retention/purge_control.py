@@ -16,8 +16,8 @@ from backstop.runs.run import Run, hold
 _SQL = load("backstop.retention", "control.sql")
 
 BY_RUN = (
-    "verdict", "verdict_count", "staged_verdict", "staged_stub", "staged_count", "staged_read", "staged_letter", "data_check",
-    "incident",
+    "verdict", "verdict_count", "staged_verdict", "staged_stub", "staged_part", "staged_count", "staged_read", "staged_letter",
+    "data_check", "incident",
 )  # fmt: skip
 BY_AGE = ("progress_history", "retry_place", "watch_finding", "quarantine", "anomaly", "alert")
 POINTED_AT = ("alert_message", "case_file", "resend_batch", "cause", "drain_batch", "run")

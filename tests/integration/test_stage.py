@@ -1,0 +1,63 @@
+"""A part of a judgement is staged once, however often its task runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pyarrow as pa
+import pytest
+
+from backstop.reconcile.quarantine import BROKEN_STAGED
+from backstop.reconcile.stage import connect_staging, copy_stubs, take_part
+from backstop.runs.run import open_run
+from backstop.verdicts.evaluate import table
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from system import System, build_template, system
+
+ODD = ["m-1", "", 'a "b", c', "line\nend", "back\\slash", "emoji-\U0001f69a", "\\N"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+        build_template(postgres)
+        with system(postgres, valkey) as running:
+            yield running
+
+
+def rows_of(ids: list[str]) -> pa.Table:
+    one = {"shard": "shop_a", "topic": "orders", "old_status": "pending", "new_status": "pending", "send_count": 1}
+    return table(BROKEN_STAGED, [
+        {**one, "deliveries": 2, "message_id": name, "next_look_at": 1_000_000 if name else None} for name in ids
+    ])  # fmt: skip
+
+
+def test_a_part_is_written_by_one_try_and_again_only_after_that_one_failed(world: System) -> None:
+    control = world.control()
+    run_id = open_run(control, "reconcile", "*", world.settings).run_id
+    tried: list[bool] = []
+
+    def try_it(rolls_back: bool) -> None:
+        with closing(connect_staging(world.urls["control"])) as own, own.cursor() as cursor:
+            tried.append(take_part(cursor, run_id, 1, 7))
+            if tried[-1]:
+                copy_stubs(cursor, run_id, 1, rows_of(ODD))
+            own.rollback() if rolls_back else own.commit()
+
+    with closing(connect_staging(world.urls["control"])) as first, first.cursor() as cursor:
+        assert take_part(cursor, run_id, 1, 7)
+        second = threading.Thread(target=try_it, args=(False,))
+        second.start()
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'backstop stage'"
+        while world.rows("control", waits) != [(1,)]:
+            assert second.is_alive(), "it did not wait for the first"
+        first.rollback()
+    second.join(30)
+    try_it(False)
+    assert tried == [True, False]
+    found = world.rows("control", "SELECT message_id, extract(epoch FROM next_look_at)::int FROM staged_stub ORDER BY 1")
+    assert sorted(found) == sorted((name, 1 if name else None) for name in ODD)
+    control.close()
