@@ -1,11 +1,13 @@
-"""What triage reads each minute, and of older causes, does not grow with the letters that wait for a person."""
+"""What triage reads each minute, and of older causes, and a claim of requests, does not grow with what else waits."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -68,6 +70,22 @@ def test_letters_that_wait_are_not_read_to_see_that_none_is_due(world: World) ->
     ((found,),) = world.sql("control", statement, values)
     plan = found if isinstance(found, list) else json.loads(found)
     assert sum(rows_read(plan[0]["Plan"])) < 100
+
+
+def test_a_claim_reads_no_request_of_another_topic_or_shard(world: World) -> None:
+    world.sql("control", """
+        INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, not_before)
+        SELECT CASE WHEN n <= 10 THEN 'shop_a' ELSE 'shop_b' END, 'orders', 'm' || n, 2, 'lost', 'reconcile',
+            CASE n % 2 WHEN 1 THEN 'sent' ELSE 'open' END, now() - interval '1 day' - n * interval '1 s'
+        FROM generate_series(1, 40000) n""")  # fmt: skip
+    world.sql("control", "ANALYZE resend_request")
+    statement = "EXPLAIN (ANALYZE, FORMAT JSON) " + load("backstop.resend", "queries.sql")["claim"]
+    values = {"cut": datetime.now(UTC), "topic": "orders", "shard": "shop_a", "limit": 200, "ids": None, "token": str(uuid4()),
+              "seconds": 60}  # fmt: skip
+    ((found,),) = world.sql("control", statement, values)
+    plan = found if isinstance(found, list) else json.loads(found)
+    assert sum(rows_read(plan[0]["Plan"])) < 100
+    assert world.sql("control", "SELECT count(*) FROM resend_request WHERE state = 'claimed'") == [(5,)]
 
 
 def test_only_causes_that_could_make_a_pattern_with_what_was_staged_are_read(

@@ -120,7 +120,7 @@ def gather(
         "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
         "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
         "progress": table(frames.PROGRESS, looks.progress_rows()), "waiting": table(frames.WAITING, looks.waiting_rows()),
-        "dead_letter": table(frames.DEAD_LETTER, looks.dead),
+        "dead_letter": looks.dead.table(),
         "decision": table(frames.DECISION, decisions), "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(settings)),
     })  # fmt: skip
     phases.end("lookup")

@@ -201,7 +201,7 @@ class Judge:
             "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
             "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
             "progress": table(frames.PROGRESS, looks.progress_rows()), "waiting": table(frames.WAITING, looks.waiting_rows()),
-            "dead_letter": table(frames.DEAD_LETTER, looks.dead), "decision": table(frames.DECISION, decisions),
+            "dead_letter": looks.dead.table(), "decision": table(frames.DECISION, decisions),
         })  # fmt: skip
         outcomes = self._engine.run("outcome", {
             "instant": at, "stub": once, "judged": judged,

@@ -6,20 +6,24 @@ caller calls after the logs). Whatever arrives in between can only turn a verdic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from backstop.brokers.protocol import Broker, GroupPosition, Places, ProgressMeans, QueueState, Retries
 from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.stores.protocol import Life
-from backstop.verdicts.frames import Row, micros
+from backstop.verdicts.frames import DEAD_LETTER, Row, micros
 from backstop.verdicts.settle import Progress, cut, present_epoch, settle
 from backstop.verdicts.sources import Sources
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _SQL = load("backstop.verdicts", "queries.sql")
+_PACK = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,38 @@ class GroupLook:
     dead_letters_read: bool = False
 
 
+class DeadLetters:
+    """Rows of frames.DEAD_LETTER for the judged topics and messages alone, packed: there may be millions of others."""
+
+    def __init__(self, topics: Collection[str], ids: Collection[str] | None = None) -> None:
+        """`ids`: of these messages; null: of all."""
+        self._topics, self._ids = frozenset(topics), None if ids is None else frozenset(ids)
+        self._packed: list[pa.Table] = []
+        self._rows: list[Row] = []
+
+    def add(self, topics: Iterable[str], message_id: str, group: str | None) -> None:
+        """`topics`: those that the dead letter may be of."""
+        if self._ids is None or message_id in self._ids:
+            self._rows += [
+                {"topic": topic, "message_id": message_id, "consumer_group": group} for topic in topics if topic in self._topics
+            ]
+            if len(self._rows) >= _PACK:
+                self._pack()
+
+    def table(self) -> pa.Table:
+        """All of them."""
+        import pyarrow as pa
+
+        self._pack()
+        return pa.concat_tables(self._packed)
+
+    def _pack(self) -> None:
+        from backstop.verdicts.evaluate import table
+
+        self._packed.append(table(DEAD_LETTER, self._rows))
+        self._rows = []
+
+
 @dataclass(slots=True)
 class Looks:
     """All that one run, or one judgement by key, saw besides stubs and logs."""
@@ -68,7 +104,7 @@ class Looks:
     groups: dict[tuple[str, str], GroupLook] = field(default_factory=dict)
     shards: dict[str, tuple[bool, bool]] = field(default_factory=dict)
     """shard -> (clock is good, attempts were read)"""
-    dead: list[Row] = field(default_factory=list)
+    dead: DeadLetters = field(default_factory=lambda: DeadLetters(()))
     unread: set[tuple[str, str, str]] = field(default_factory=set)
     """(topic, group, how `sources.unreachable` names it), where a broker answers, but not about this group"""
     others: list[Looks] = field(default_factory=list)
@@ -441,7 +477,6 @@ def look_after_logs(looks: Looks, sources: Sources, cursor: Any, ids: Sequence[s
     """
     for one in (looks, *looks.others):
         _look_at_floors_and_dead_letters(one, sources)
-    looks.dead.extend(letter for other in looks.others for letter in other.dead)
     _look_at_stored_letters(looks, cursor, ids)
 
 
@@ -449,7 +484,9 @@ def _look_at_floors_and_dead_letters(looks: Looks, sources: Sources) -> None:
     read: dict[tuple[str, str], bool] = {}
     for (topic, group), look in looks.groups.items():
         name, store = look.broker, sources.settings.groups[group].store
+    looks.dead = DeadLetters({topic for topic, _ in looks.groups}, ids)
         try:
+        one.dead = looks.dead
             look = replace(look, log_floor=sources.logs_of(group).floor(group))
         except Unavailable as error:
             sources.missed(f"store {store}", error)
@@ -460,12 +497,14 @@ def _look_at_floors_and_dead_letters(looks: Looks, sources: Sources) -> None:
 
 def _look_at_stored_letters(looks: Looks, cursor: Any, ids: Sequence[str] | None) -> None:
     """Letters that were drained and are not decided; one that lost its topic may be of any topic its group takes."""
-    cursor.execute(_SQL["stored_letters"], {
-        "topics": sorted({topic for topic, _ in looks.groups}), "ids": None if ids is None else list(ids),
-    })  # fmt: skip
-    for topic, message_id, group in cursor.fetchall():
-        topics = [topic] if topic is not None else [t for t, g in looks.groups if group in (None, g)]
-        looks.dead.extend({"topic": t, "message_id": message_id, "consumer_group": group} for t in dict.fromkeys(topics))
+    values = {"topics": sorted({topic for topic, _ in looks.groups}), "ids": None if ids is None else list(ids)}
+    # On the server until they are read, a page at a time.
+    with cursor.connection.cursor(name="stored_letters") as rows:
+        rows.itersize = _PACK
+        rows.execute(_SQL["stored_letters"], values)
+        for topic, message_id, group in rows:
+            topics = [topic] if topic is not None else [t for t, g in looks.groups if group in (None, g)]
+            looks.dead.add(dict.fromkeys(topics), message_id, group)
 
 
 def _look_at_dead_letters(looks: Looks, sources: Sources, broker: str, group: str) -> bool:
@@ -475,9 +514,7 @@ def _look_at_dead_letters(looks: Looks, sources: Sources, broker: str, group: st
                 continue
             # A dead letter that lost its topic may be of any topic the group takes.
             topics = [letter.topic] if letter.topic is not None else [t for t, g in looks.groups if g == group]
-            looks.dead.extend(
-                {"topic": topic, "message_id": letter.message_id, "consumer_group": letter.group} for topic in topics
-            )
+            looks.dead.add(topics, letter.message_id, letter.group)
     except Unavailable as error:
         subject = f"dead letters of group {group} in broker {broker}"
         try:

@@ -1,0 +1,60 @@
+"""A look at dead letters takes memory by what it judges, not by how many wait in the broker or in the control database."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from backstop.brokers.protocol import DeadLetterRef
+from backstop.verdicts.look import GroupLook, Looks, look_after_logs
+from control_world import World, servers, world  # noqa: F401
+from triage_world import letter
+
+LETTERS = 200_000
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def stream(group: str) -> Iterator[DeadLetterRef]:
+    """As an adapter gives them: one after the other. One in four is of a topic that is not judged."""
+    for n in range(LETTERS):
+        topic = "orders" if n % 4 else "elsewhere"
+        yield DeadLetterRef(group=group, topic=topic, message_id=f"order-{n:09}", broker_id=str(n), died_at=NOW)
+
+
+def looked(world: World, ids: list[str] | None) -> tuple[Looks, float]:
+    """What a look saw, and how many MB it held at its peak."""
+    looks = Looks(NOW, groups={("orders", "billing"): GroupLook("orders", "billing", "embedded")})
+    sources: Any = SimpleNamespace(
+        settings=world.settings, logs_of=lambda _: SimpleNamespace(floor=lambda _: NOW),
+        broker=lambda _: SimpleNamespace(dead_letters=stream),
+    )  # fmt: skip
+    tracemalloc.start()
+    arrow = pa.total_allocated_bytes()
+    with world.conn, world.conn.cursor() as cursor:
+        look_after_logs(looks, sources, cursor, ids)
+        _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return looks, (peak + pa.total_allocated_bytes() - arrow) / 1e6
+
+
+@pytest.mark.parametrize(("ids", "most"), [(["order-000000001", "order-000000004", "stored-7"], 5), (None, 30)])
+def test_a_look_at_many_dead_letters_takes_little_memory(world: World, ids: list[str] | None, most: float) -> None:
+    first = letter(world, "stored-1")
+    world.control("""
+        INSERT INTO dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id, headers, content_bytes)
+        SELECT batch_id, broker, queue, 'w' || n, consumer_group, topic, 'stored-' || n, headers, 0
+        FROM dead_letter, generate_series(2, 50000) n WHERE dead_letter_id = %s""", (first,))  # fmt: skip
+    looks, megabytes = looked(world, ids)
+    found = looks.dead.table()
+    assert looks.groups["orders", "billing"].dead_letters_read
+    if ids is None:
+        assert found.num_rows == LETTERS * 3 // 4 + 50_000 and set(found.column("topic").to_pylist()) == {"orders"}
+    else:
+        assert sorted(found.column("message_id").to_pylist()) == ["order-000000001", "stored-7"]
+    assert megabytes < most
