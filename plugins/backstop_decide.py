@@ -378,7 +378,8 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
     """Runs to start: new questions, those whose start was lost, and live ones whose case needs no answer (begun anew, they end).
 
     A question that was answered and whose answer could not be applied stays live: clearing `apply` applies it. Raises
-    AirflowFailException when there is something to ask and the DAG that asks is paused.
+    AirflowFailException when there is something to ask and the DAG that asks is paused. What was chosen before and started
+    since is a success, after which a failure is told anew.
     """
     from airflow.sdk.exceptions import AirflowFailException
 
@@ -399,6 +400,7 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
             elif state in ("success", "failed"):
                 end(room.control, run, "lost", f"the run {run} ended ({state}) without applying an answer")
             elif not one.needed and is_waiting(ti, run):
+    from backstop.health.outbox import note_success
                 starts.append(start | {"reset": True})
         new = choose(room.control, room.settings.people.questions)
         starts += [{"dag_run_id": q.dag_run_id, "conf": {"case_id": q.case_id}, "reset": False} for q in new]
@@ -417,6 +419,8 @@ def is_waiting(ti: Any, run: str) -> bool:
     """Whether the form of a run stands open: only then is it begun anew, never while an answer is applied."""
     return _state_of_ask(ti, run) == "awaiting_input"
 
+        if not starts:
+            note_success(room.control, "ask_people")
 
 def _state_of_ask(ti: Any, run: str) -> str:
     return str(ti.get_task_states(dag_id=DAG, run_ids=[run]).get(run, {}).get("ask"))

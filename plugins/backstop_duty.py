@@ -433,6 +433,7 @@ def watch() -> dict[str, Any]:
     from backstop.health.watch import run_once
 
     with control_room() as room:
+        notifier().tell_back(room.control)
         try:
             watched = run_once(room.settings, room.connections)
         finally:

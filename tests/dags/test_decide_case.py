@@ -251,6 +251,17 @@ def test_cases_that_wait_while_the_dag_is_paused_make_the_look_fail(control: Con
         people.look_for_questions(Airflow({}, paused=True))
 
 
+def test_what_was_chosen_and_could_not_be_started_is_no_success_of_ask_people(control: Control) -> None:
+    """By its last success a failure is told once; without one each failure would be the first one, or none would."""
+    control.case()
+    success = "SELECT reached FROM watermark WHERE subject = 'ask_people went well'"
+    ((start,), first) = people.look_for_questions(Airflow({})), control.rows(success)
+    assert len(first) == 1
+    assert people.look_for_questions(Airflow({})) == [start] and control.rows(success) == first
+    assert people.look_for_questions(Airflow({start["dag_run_id"]: ("running", "awaiting_input")})) == []
+    assert control.rows(success) > first
+
+
 def test_a_case_asked_about_by_hand_has_one_question_and_a_second_run_is_refused(control: Control) -> None:
     case_id = control.case()
     people.form_of(case_id, "manual__1")

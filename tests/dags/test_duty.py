@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
@@ -15,11 +17,13 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.execution_time.task_runner import _serialize_outlet_events
 
 import backstop_duty as duty
+import backstop_notify
 from backstop.cases.questions import choose
 from backstop.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from backstop_wake import WORK, wake_duties
+from receivers import endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTROL = whole("control")
@@ -219,6 +223,57 @@ def test_alerts_and_cases_wake_who_tells_and_who_asks_only_while_there_is_someth
     assert woken() == ["backstop_something_to_tell"]
     config.write_text(config.read_text().replace(told, "{none_wanted: true}"))
     assert woken() == [], "nobody is to be told"
+
+
+def test_while_the_control_database_is_away_the_channels_are_told_once_an_hour_and_once_when_it_is_back(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, str] = {}
+
+    class Variable:
+        """As Airflow keeps them, in its own database."""
+
+        @staticmethod
+        def get(key: str, default: Any = None, deserialize_json: bool = False) -> Any:
+            return json.loads(kept[key]) if key in kept else default
+
+        @staticmethod
+        def set(key: str, value: Any, serialize_json: bool = False) -> None:
+            kept[key] = json.dumps(value)
+
+        @staticmethod
+        def delete(key: str) -> None:
+            del kept[key]
+
+    def fails(dag: str, run: str) -> None:
+        backstop_notify.tell_failure({"dag": SimpleNamespace(dag_id=dag), "run_id": run})
+
+    monkeypatch.setattr("airflow.sdk.Variable", Variable)
+    config = Path(os.environ["BACKSTOP_CONFIG"])
+    config.write_text(config.read_text() + "\nnotify: {url: 'env:HOOK'}\n")
+    with endpoint() as hook:
+        monkeypatch.setenv("HOOK", f"http://{hook.address}/hook")
+        url = os.environ["AIRFLOW_CONN_BACKSTOP_CONTROL"]
+        monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", "postgresql://nobody@127.0.0.1:1/gone")
+        hook.answers = 500
+        fails("watch", "1")
+        assert hook.taken == [], "nobody took it, so the next one is told"
+        hook.answers = 204
+        for run in ("2", "3"):
+            for dag in ("watch", "triage", "decide_case"):
+                fails(dag, run)
+        assert [notice["run"] for notice in hook.taken] == ["2"] and "once an hour at most" in hook.taken[0]["text"]
+        away = json.loads(kept[backstop_notify.AWAY])
+        kept[backstop_notify.AWAY] = json.dumps(away | {"told": "2020-01-01T00:00:00+00:00"})
+        fails("resend", "4")
+        assert [notice["run"] for notice in hook.taken] == ["2", "4"]
+        monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
+        with duty.control_room() as room:
+            backstop_notify.tell_back(room.control)
+            backstop_notify.tell_back(room.control)
+    ((title, body),) = control.rows("SELECT title, body FROM alert")
+    assert title == "The control database answers again" and kept == {}
+    assert "5 failed runs were not told one by one" in body and "decide_case 2, decide_case 3" in body
 
 
 def test_every_suite_of_a_phase_runs_and_the_first_that_does_not_hold_is_raised(control: Control, tmp_path: Path) -> None:

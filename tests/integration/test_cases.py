@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import psycopg2
@@ -20,7 +21,7 @@ from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.errors import DecisionRefused, StoreUnavailable
-from backstop.health.outbox import note_failure
+from backstop.health.outbox import note_failure, note_success
 from backstop.runs.control import connect
 from backstop.runs.run import open_run
 from control_world import SHARDS, World, servers, world  # noqa: F401
@@ -577,6 +578,22 @@ def test_each_failure_of_what_a_person_began_is_told_and_of_a_duty_once(world: W
         note_failure(world.conn, "decide_case", "t", "b", {"run": run})
         note_failure(world.conn, "sweep", "t", "b", {"run": run})
     assert alerts(world) == ["duty/decide_case/failed/case-1-1", "duty/sweep/failed/0", "duty/decide_case/failed/case-2-1"]
+
+
+def test_a_duty_that_goes_on_failing_is_told_again_in_steps(world: World) -> None:
+    steps = (timedelta(hours=4), timedelta(hours=24))
+    told = []
+    for hours in (0, 1, 4, 5, 23, 24, 47, 48, 49, 96):
+        first = "UPDATE alert SET created_at = now() - make_interval(hours => %s) WHERE NOT dedup_key LIKE '%%/again/%%'"
+        world.control(first, (hours,))
+        if note_failure(world.conn, "ask_people", "t", "b", {"run": "r"}, steps):
+            told.append(hours)
+    assert told == [0, 4, 24, 48, 96]
+    assert world.control("SELECT dedup_key, severity, title FROM alert ORDER BY alert_id")[1] == (
+        "duty/ask_people/failed/0/again/1", "critical", "The duty ask_people still fails"
+    )
+    note_success(world.conn, "ask_people")
+    assert note_failure(world.conn, "ask_people", "t", "b", {"run": "r"}, steps)
 
 
 @pytest.mark.parametrize("options", [

@@ -157,8 +157,17 @@ JOIN (SELECT run_id FROM run WHERE duty = 'reconcile' AND scope = '*' AND state 
     AND EXISTS (SELECT 1 FROM verdict_count v WHERE v.run_id = run.run_id)
     ORDER BY started_at DESC LIMIT 1) newest USING (run_id);
 
--- name: last_success_of: the newest good run of a duty over everything; 0: none
-SELECT coalesce(max(run_id), 0) FROM run WHERE duty = %(duty)s AND scope = '*' AND state = 'done' AND NOT dry_run;
+-- name: last_success_of: names the last success of a duty over everything; 0: none
+SELECT coalesce(
+    (SELECT extract(epoch FROM reached)::bigint FROM watermark WHERE subject = %(duty)s || ' went well'),
+    (SELECT max(run_id) FROM run WHERE duty = %(duty)s AND scope = '*' AND state = 'done' AND NOT dry_run), 0);
+
+-- name: went_well: the last success of what keeps no runs of its own
+INSERT INTO watermark (subject, reached) VALUES (%(duty)s || ' went well', clock_timestamp())
+ON CONFLICT (subject) DO UPDATE SET reached = excluded.reached;
+
+-- name: told_since: seconds since this alert was written; no row: it was not
+SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 FROM alert WHERE dedup_key = %(dedup_key)s;
 
 -- name: failure: tells people of a duty that fails, once for each key
 INSERT INTO alert (dedup_key, severity, title, body, facts)
