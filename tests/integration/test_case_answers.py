@@ -100,6 +100,12 @@ def test_what_a_person_left_is_not_touched_by_a_machine_and_comes_up_when_the_ca
     assert case_state(world, case_id) == "open"
     assert answered(world, case_id, "discard", who="bob").counts["discarded"] == 1, "what was left stays left"
     assert (letters(world)["m"]["state"], letters(world)["n"]["state"]) == ("open", "discarded")
+    # Nothing of it waits for a decision: it is left, as it was before it came up, and its story has an end.
+    case, _ = show(world.conn, case_id)
+    assert (case.state, case.decision, case.decided_by) == ("decided", "leave", "ann")
+    assert world.control("SELECT count(*) FROM alert WHERE dedup_key = %s", (f"case/{case_id}/reopened/1/closed",)) == [(1,)]
+    assert answered(world, case_id, "discard", who="bob").counts["discarded"] == 2, "it can still be taken up"
+    assert case_state(world, case_id) == "closed"
 
 
 def test_what_a_person_left_stays_left_whatever_a_look_finds_meanwhile(

@@ -29,7 +29,8 @@ def close_satisfied(cur: Any, run_id: int, done: Sequence[Delivery] = ()) -> int
 
 
 def close_settled(cur: Any) -> int:
-    """Closes every case all of whose members have settled; returns how many."""
+    """Closes every case all of whose members have settled; returns how many. One of dead letters of which a person left all that
+    is undecided is theirs: left, and no longer open."""
     # Two statements: the second one sees what was committed while the first one waited for a case that somebody added to.
     cur.execute(_SQL["lock_cases_with_all_settled"])
     cur.execute(_SQL["close_settled"], {"cases": [case_id for (case_id,) in cur.fetchall()]})
@@ -41,7 +42,19 @@ def close_settled(cur: Any) -> int:
             "title": f"Case {case_id} is over: {kind} in {topic}",
             "body": f"Every delivery to {group} in it was done, withdrawn or discarded, {how}.",
         })  # fmt: skip
+    _leave_rest(cur)
     return len(closed)
+
+
+def _leave_rest(cur: Any) -> None:
+    cur.execute(_SQL["lock_cases_left"])
+    cur.execute(_SQL["leave_rest"], {"cases": [case_id for (case_id,) in cur.fetchall()]})
+    for case_id, kind, topic, reopened in cur.fetchall():
+        cur.execute(_SQL["alert"], {
+            "case_id": case_id, "dedup_key": closing_key(case_id, reopened), "severity": "info",
+            "title": f"Case {case_id} is over: {kind} in {topic}",
+            "body": "All that is undecided of it was left on purpose.",
+        })  # fmt: skip
 
 
 def close_by_cause(cur: Any, kind: str, still: Collection[Cause], why: str, groups: Collection[str] | None = None) -> int:

@@ -100,6 +100,31 @@ WHERE c.closed_at IS NULL AND c.case_id = ANY (%(cases)s)
     AND NOT EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL)
 RETURNING c.case_id, c.kind, c.topic, c.consumer_group, c.decision, c.reopened;
 
+-- name: lock_cases_left: cases of dead letters that may have nothing undecided but what a person left; as lock_cases_with_all_settled
+SELECT c.case_id
+FROM case_file c
+WHERE c.kind = 'dead_letters' AND c.state = 'open' AND c.intention IS NULL
+    AND EXISTS (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id AND d.state = 'open')
+    AND NOT EXISTS (
+        SELECT 1 FROM dead_letter d
+        WHERE d.case_id = c.case_id AND (d.state = 'open' AND d.left_in_case IS NULL OR d.state = 'replaying'))
+ORDER BY c.case_id
+FOR UPDATE;
+
+-- name: leave_rest: ... they are left now, as the last answer to leave said
+UPDATE case_file c
+SET state = 'decided', decision = 'leave', decided_at = clock_timestamp(), decided_by = l.said ->> 'by', why = l.said ->> 'why'
+FROM (
+    SELECT o.case_id, (
+        SELECT e.said FROM jsonb_array_elements(o.evidence -> 'decisions') WITH ORDINALITY AS e (said, place)
+        WHERE e.said ->> 'action' = 'leave' ORDER BY e.place DESC LIMIT 1) AS said
+    FROM case_file o WHERE o.case_id = ANY (%(cases)s)) l
+WHERE c.case_id = l.case_id AND l.said IS NOT NULL AND c.state = 'open' AND c.intention IS NULL
+    AND NOT EXISTS (
+        SELECT 1 FROM dead_letter d
+        WHERE d.case_id = c.case_id AND (d.state = 'open' AND d.left_in_case IS NULL OR d.state = 'replaying'))
+RETURNING c.case_id, c.kind, c.topic, c.reopened;
+
 -- name: of_kind: cases of a kind that are not closed, and of which groups
 SELECT c.case_id, c.kind, c.topic, c.consumer_group, c.subject, c.reopened
 FROM case_file c
@@ -169,6 +194,7 @@ UPDATE case_file SET intention = intention || '{"reached": true}' WHERE case_id 
 -- name: begun: whether this very answer may have changed something already
 SELECT coalesce(intention ->> 'once' = %(once)s AND (intention ->> 'reached')::boolean, false)
     OR coalesce(evidence -> 'decisions' @> jsonb_build_array(jsonb_build_object('once', %(once)s::text)), false)
+    OR EXISTS (SELECT FROM proposal p WHERE p.case_id = case_file.case_id AND p.options ->> 'once' = %(once)s)
 FROM case_file WHERE case_id = %(case_id)s;
 
 -- name: record_decision: what a decision did, kept with the case
