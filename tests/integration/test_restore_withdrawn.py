@@ -12,9 +12,13 @@ import pytest
 
 from backstop.cases.decide import decide
 from backstop.cases.open import open_case
+from backstop.cli.app import run_app
 from backstop.errors import BackstopError
+from backstop.reconcile.revisit import revisit_cases
 from backstop.records import Counts
+from backstop.restore.paused import begin
 from backstop.restore.producer import restore_producer
+from backstop.runs.run import open_run
 from control_world import SHARDS, World, servers, world  # noqa: F401
 
 
@@ -102,6 +106,43 @@ def test_a_decision_that_was_cut_short_is_looked_up_by_the_next_one_whatever_it_
     assert withdrawals(world) == [("a", True)]
     assert restored(world)["voided"] == 1
     assert statuses(world) == {"a": "voided", "b": "pending"}
+
+
+def test_of_a_decision_that_was_cut_short_the_next_reconcile_run_writes_down_what_the_stubs_say(world: World) -> None:
+    world.stub("a", sends=1)
+    world.stub("b", sends=1)
+    cut_short(world, overdue(world, "a", "b"), at="b")
+    run = open_run(world.conn, "reconcile", "*", world.settings)
+    revisit_cases(world.settings, world.connections, world.conn, run)
+    assert withdrawals(world) == [("a", False), ("b", False)], "somebody may be at it"
+    world.control("UPDATE withdrawal SET begun_at = now() - interval '2 hours'")
+    revisit_cases(world.settings, world.connections, world.conn, run)
+    assert withdrawals(world) == [("a", True)]
+
+
+def test_nobody_sends_before_a_restore_that_was_cut_short_is_done(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.stub("a", sends=1)
+    decided(world, overdue(world, "a"), "void")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("backstop.restore.producer._withdraw_again", killed)
+        with pytest.raises(KeyboardInterrupt):
+            restored(world)
+    ((begun,),) = world.control("SELECT reached FROM watermark WHERE subject = 'restore producer shop_a'")
+    assert run_app(["resume", "--all"]) == 6
+    said = capfd.readouterr()
+    assert "backstop restore producer shop_a --since" in said.out + said.err
+    assert world.control("SELECT topic FROM pause") == [("*",)] and statuses(world) == {"a": "pending"}
+    # Whoever finishes it goes back as far as who began it.
+    assert begin(world.conn, "producer shop_a", datetime.now(UTC)) == begun
+    assert restore_producer(world.settings, world.connections, world.conn, "shop_a", datetime.now(UTC))["voided"] == 1
+    assert world.control("SELECT subject FROM watermark") == []
+    assert run_app(["resume", "--all"]) == 0 and statuses(world) == {"a": "voided"}
 
 
 def test_of_a_decision_that_was_cut_short_a_restore_leaves_alone_what_is_done_meanwhile(world: World) -> None:

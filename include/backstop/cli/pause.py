@@ -46,6 +46,7 @@ def pause(
 def resume(topic: Topic = None, everything: All = False, as_json: out.Json = False) -> None:
     """Go on sending a topic; --all lifts every pause."""
     from backstop.named_sql import load
+    from backstop.restore.paused import require_finished
     from backstop.runs.decision_log import append
     from backstop.runs.speaker import speaker
 
@@ -55,6 +56,7 @@ def resume(topic: Topic = None, everything: All = False, as_json: out.Json = Fal
     with context.control(settings, context.connections()) as conn:
         who = speaker(conn, None, out.who())
         with conn, conn.cursor() as cursor:
+            require_finished(cursor)
             cursor.execute(queries["resume_all" if name == "*" else "resume"], {"topic": name})
             changed = cursor.rowcount > 0
             append(cursor, who, "resume", name, "", {"changed": changed})

@@ -190,6 +190,23 @@ FROM case_member m JOIN case_file c USING (case_id)
 WHERE (m.topic, m.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]))
     AND m.settled_at IS NULL AND c.closed_at IS NULL AND (c.state = 'open' OR c.decision = 'leave');
 
+-- name: begun_withdrawals: decisions to withdraw that were cut short long ago, between the stub and the control database
+SELECT topic, message_id FROM withdrawal
+WHERE applied_at IS NULL AND begun_at < clock_timestamp() - interval '1 hour'
+    AND (%(topics)s::text[] IS NULL OR topic = ANY (%(topics)s::text[]));
+
+-- name: settle_withdrawals: ... are applied where the stub is voided, and forgotten where it is not
+WITH read AS (
+    SELECT * FROM unnest(%(shards)s::text[], %(topics)s::text[], %(ids)s::text[], %(voided)s::boolean[])
+        AS r (shard, topic, message_id, voided)
+), forgotten AS (
+    DELETE FROM withdrawal w USING read r
+    WHERE (w.shard, w.topic, w.message_id) = (r.shard, r.topic, r.message_id) AND NOT r.voided AND w.applied_at IS NULL
+        AND w.begun_at < clock_timestamp() - interval '1 hour'
+)
+UPDATE withdrawal w SET applied_at = clock_timestamp() FROM read r
+WHERE (w.shard, w.topic, w.message_id) = (r.shard, r.topic, r.message_id) AND r.voided AND w.applied_at IS NULL;
+
 -- name: reached: how far a reader in time order has got
 SELECT reached FROM watermark WHERE subject = %(subject)s;
 

@@ -24,7 +24,7 @@ from backstop.runs.run import Run, hold
 from backstop.runs.scope import topics_of
 from backstop.stores.open import open_stub_audit
 from backstop.stores.protocol import StubOutcome
-from backstop.verdicts.judge import Judge, Judgement
+from backstop.verdicts.judge import Judge, Judgement, Promise
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -59,6 +59,7 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
 def _without_open_case(
     settings: Settings, connections: Connections, control: Any, run: Run, sources: Sources
 ) -> Iterator[Key]:
+                _settle_withdrawals(cursor, [stub for key, stub in seen.stubs.items() if key in begun])
     """Exhausted stubs of which no delivery is before a person, or was left by one."""
     topics = set(settings.topics).intersection(topics_of(run.scope) or settings.topics)
     for shard in settings.producers:
@@ -119,3 +120,12 @@ def _is_exhausted(seen: Judgement, key: Key) -> bool:
 
 def _columns(keys: Sequence[Key]) -> dict[str, list[str]]:
     return {"topics": [key.topic for key in keys], "ids": [key.message_id for key in keys]}
+def _settle_withdrawals(cursor: Any, stubs: Sequence[Promise]) -> None:
+    """What a decision that was cut short came to, by the stubs; nobody need decide the case again to know."""
+    if stubs:
+        cursor.execute(_SQL["settle_withdrawals"], {
+            **_columns([stub.key for stub in stubs]), "shards": [stub.shard for stub in stubs],
+            "voided": [stub.status == StubStatus.VOIDED for stub in stubs],
+        })  # fmt: skip
+
+

@@ -15,7 +15,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, Unavailable
 from backstop.records import Counts
-from backstop.restore.paused import require_quiet
+from backstop.restore.paused import begin, end
 from backstop.verdicts.sources import Sources
 
 
@@ -31,7 +31,8 @@ def restore_consumer(settings: Settings, connections: Connections, control: Any,
             f"There is no consumer database {store!r}.", kept="Nothing was changed.",
             next_step=f"Name one of: {', '.join(settings.consumers)}.",
         )  # fmt: skip
-    require_quiet(control)
+    place = f"consumer {store}"
+    since = begin(control, place, since)
     groups = [name for name, group in settings.groups.items() if group.store == store]
     topics = sorted({topic for group in groups for topic in settings.topics_of(group)})
     counts = Counts()
@@ -50,4 +51,5 @@ def restore_consumer(settings: Settings, connections: Connections, control: Any,
             kept=f"{counts.get('reopened', 0)} stubs of the others are due again; nothing was sent.",
             next_step="Bring it back, and run this again: it is safe to run twice.",
         )
+    end(control, place)
     return counts

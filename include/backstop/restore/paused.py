@@ -1,13 +1,43 @@
-"""Refuses to touch anything while sends may go out: a restored database is not yet to be trusted."""
+"""Refuses to touch anything while sends may go out, and lets nobody send before a restore that was begun is done."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from backstop.errors import DecisionRefused
 from backstop.named_sql import load
 
 _SQL = load("backstop.restore", "queries.sql")
+
+
+def begin(control: Any, place: str, since: datetime) -> datetime:
+    """Keeps that the restore of this place ("producer shop_a") was begun, and commits; returns the instant that it goes back to.
+
+    Until `end`, nothing is sent: each of its steps commits by itself, and whoever comes next has to finish it.
+    """
+    require_quiet(control)
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["begin"], {"place": place, "since": since})
+        begun: datetime = cursor.fetchone()[0]
+    return begun
+
+
+def end(control: Any, place: str) -> None:
+    """It is done; commits."""
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["end"], {"place": place})
+
+
+def require_finished(cursor: Any) -> None:
+    """Raises DecisionRefused while a restore is unfinished."""
+    cursor.execute(_SQL["unfinished"])
+    if found := cursor.fetchall():
+        commands = [f"backstop restore {place} --since {since.isoformat()}" for place, since in found]
+        raise DecisionRefused(
+            "A database was restored, and not all of what others know of it was put back.", kept="Nothing goes out.",
+            next_step=f"Finish it, which is safe to do twice: {'; '.join(commands)}",
+        )  # fmt: skip
 
 
 def require_quiet(control: Any) -> None:

@@ -4,7 +4,7 @@
     messages that a person withdrew -> voided | a withdrawal that was cut short: judged first, done stays done
 
 How those numbers ended is not known any more, so they count as copies that may be there: the message is sent again only when
-every group is past the time at which they can have been stored. Safe to run twice.
+every group is past the time at which they can have been stored. Safe to run twice; until it is done, nobody resumes sending.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, StoreUnavailable
 from backstop.named_sql import load
 from backstop.records import Counts, Key, Outcome, StubStatus, Verdict
-from backstop.restore.paused import require_quiet
+from backstop.restore.paused import begin, end
 from backstop.stores.protocol import Handed, StubStore
 from backstop.verdicts.judge import Judge
 
@@ -36,7 +36,8 @@ def restore_producer(settings: Settings, connections: Connections, control: Any,
             f"There is no shard {shard!r}.", kept="Nothing was changed.",
             next_step=f"Name one of: {', '.join(settings.producers)}.",
         )  # fmt: skip
-    require_quiet(control)
+    place = f"producer {shard}"
+    since = begin(control, place, since)
     counts = Counts()
     with Judge(settings, connections, control) as judge:
         store = judge.sources.shard(shard)
@@ -46,6 +47,8 @@ def restore_producer(settings: Settings, connections: Connections, control: Any,
             counts.add("recovered", len(recovered))
         _raise_numbers(control, store, shard, since, counts)
         _withdraw_again(control, judge, shard, counts)
+    if not counts.get("not_voided"):
+        end(control, place)
     return counts
 
 

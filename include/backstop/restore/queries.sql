@@ -11,6 +11,17 @@ ORDER BY 1;
 -- name: forget_staged: what runs decided from the database as it was, and have not promoted yet; it is judged again
 DELETE FROM staged_stub;
 
+-- name: begin: a restore that was begun, and from when; one that was cut short goes on from the earlier instant
+INSERT INTO watermark (subject, reached) VALUES ('restore ' || %(place)s, %(since)s)
+ON CONFLICT (subject) DO UPDATE SET reached = least(watermark.reached, excluded.reached)
+RETURNING reached;
+
+-- name: end: it is done
+DELETE FROM watermark WHERE subject = 'restore ' || %(place)s;
+
+-- name: unfinished: restores that were begun and did not end
+SELECT substr(subject, 9), reached FROM watermark WHERE starts_with(subject, 'restore ') ORDER BY 1;
+
 -- name: claimed: requests whose claim has not run out
 SELECT count(*) FROM resend_request WHERE state = 'claimed' AND claim_deadline > clock_timestamp();
 
