@@ -182,7 +182,7 @@ def form_of(case_id: int, dag_run_id: str, asked_by: str = "") -> dict[str, Any]
             "body": body_of(case, members, page=f"{base_url()}{PREFIX}/cases/{case_id}", said=before, proposal=waits),
             "options": list(case.actions),
             "params": fields_of(case.kind, case.actions),
-            "assigned_users": deciders(room.settings, case.topic, case.actions if waits is None else [waits.action]),
+            "assigned_users": askable(room.settings, case, waits),
         }
 
 
@@ -195,6 +195,8 @@ def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
         return fields
     if kind not in ("lease_leak", "repeated_failure", "queue_blocked", "new_epoch", "ramp_stopped"):
         fields["ids"] = _field("Only these", "Message ids, one a line; empty: every open delivery of the case", lines=True)
+    if "drained" in actions:
+        fields["broker"] = _field("Broker", "For drained: the broker that the topic left, by its name in the settings")
     if "raise" in actions:
         fields["more"] = _number("More sends", "For raise: how many more; empty: one", most=100)
     if "replay_sample" in actions:
@@ -224,6 +226,19 @@ def deciders(settings: Any, topic: str, actions: Iterable[str]) -> list[dict[str
             return []
         found |= {one.id: one.name or one.id for one in named}
     return [{"id": user_id, "name": name} for user_id, name in found.items()]
+
+
+def askable(settings: Any, case: Any, waits: Any) -> list[dict[str, str]]:
+    """Whom a case is shown to. Not who proposed what waits, where others are named: they may not approve it, and take it back by
+    `backstop cases decide`."""
+    if waits is None:
+        return deciders(settings, case.topic, case.actions)
+    named = deciders(settings, case.topic, [waits.action])
+    others = [
+        one for one in named if not any(settings.people.is_same(known, waits.who) for known in (one["id"], one["name"]))
+    ]
+    # Nobody named means everybody.
+    return others or named
 
 
 def _who_may(settings: Any, action: str, topic: str) -> tuple[Any, ...] | None:
@@ -345,7 +360,7 @@ def options_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The form's fields as cases.decide takes them. Raises DecisionRefused for base64 that is none, and for two contents."""
     from backstop.errors import DecisionRefused
 
-    options: dict[str, Any] = {name: inputs[name] for name in ("more", "sample") if name in inputs}
+    options: dict[str, Any] = {name: inputs[name] for name in ("more", "sample", "broker") if name in inputs}
     if CONTENT in inputs and CONTENT_BASE64 in inputs:
         raise DecisionRefused(
             "The new content is given twice.", kept="Nothing was applied.", next_step="Answer again with one of them."
@@ -383,10 +398,13 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
     """
     from airflow.sdk.exceptions import AirflowFailException
 
+    from backstop.cases.propose import lapse
     from backstop.cases.questions import choose, end, live, present
+    from backstop.health.outbox import note_success
 
     starts = []
     with control_room() as room:
+        lapse(room.control, room.settings.people.proposals_lapse_after)
         for one in live(room.control):
             question, run = one.question, one.question.dag_run_id
             start = {"dag_run_id": run, "conf": {"case_id": question.case_id}, "reset": False}
@@ -400,8 +418,9 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
             elif state in ("success", "failed"):
                 end(room.control, run, "lost", f"the run {run} ended ({state}) without applying an answer")
             elif not one.needed and is_waiting(ti, run):
-    from backstop.health.outbox import note_success
                 starts.append(start | {"reset": True})
+        if not starts:
+            note_success(room.control, "ask_people")
         new = choose(room.control, room.settings.people.questions)
         starts += [{"dag_run_id": q.dag_run_id, "conf": {"case_id": q.case_id}, "reset": False} for q in new]
     if starts and ti.get_dag(DAG).is_paused:
@@ -419,8 +438,6 @@ def is_waiting(ti: Any, run: str) -> bool:
     """Whether the form of a run stands open: only then is it begun anew, never while an answer is applied."""
     return _state_of_ask(ti, run) == "awaiting_input"
 
-        if not starts:
-            note_success(room.control, "ask_people")
 
 def _state_of_ask(ti: Any, run: str) -> str:
     return str(ti.get_task_states(dag_id=DAG, run_ids=[run]).get(run, {}).get("ask"))

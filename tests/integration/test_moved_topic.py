@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from backstop.brokers.open import open_broker
+from backstop.cases.decide import decide
+from backstop.cases.open import open_case
 from backstop.config.load import from_mapping
+from backstop.errors import DecisionRefused
+from backstop.reconcile.revisit import revisit_cases
 from backstop.records import Key, Message, Outcome
+from backstop.runs.run import open_run
 from backstop.verdicts.judge import Judge
 from control_world import World, servers, world, written_settings  # noqa: F401
 
@@ -49,3 +56,23 @@ def test_a_copy_is_judged_by_the_broker_that_it_went_to(world: World) -> None:
     assert verdicts(world, moved, "unknown") == {("UNSENT", "not_stored", True)}, "the old broker is past that instant"
     for message_id in ("acknowledged", "unknown"):
         assert verdicts(world, removed, message_id) == {("UNKNOWN", "new_epoch", False)}
+    # A person states that nothing comes from there any more: each copy is judged by the time of the topic's broker.
+    for case_id, content in enumerate((moved, removed), 1):
+        settings = from_mapping(content)
+        with world.conn, world.conn.cursor() as cur:
+            open_case(
+                cur, kind="new_epoch", topic="orders", group="billing", subject="", severity="critical", summary="s", evidence={},
+                members=[("shop_a", "orders", "acknowledged", "billing")], run_id=None,
+            )  # fmt: skip
+        for wrong in ("second", "nowhere", None):
+            with pytest.raises(DecisionRefused, match="other brokers: embedded"):
+                decide(world.conn, settings, world.connections, case_id, "drained", "ann", "it is gone", {"broker": wrong})
+        decide(world.conn, settings, world.connections, case_id, "drained", "ann", "it is gone", {"broker": "embedded"})
+        assert verdicts(world, content, "acknowledged") == {("LOST", "passed_over", True)}
+        assert verdicts(world, content, "unknown") == {("UNSENT", "not_stored", True)}
+        world.control("DELETE FROM drained_broker")
+    # Back at that broker, the topic's copies are judged there again.
+    world.control("INSERT INTO drained_broker VALUES ('orders', 'embedded', 1, 'ann', 'w')")
+    run = open_run(world.conn, "reconcile", "*", world.settings)
+    revisit_cases(world.settings, world.connections, world.conn, run)
+    assert world.control("SELECT * FROM drained_broker") == []

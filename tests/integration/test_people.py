@@ -192,10 +192,25 @@ def test_the_log_takes_the_login_from_the_session_and_its_clock_and_names_everyb
         "INSERT INTO incident (run_id, wanted, planned_by, why, given) SELECT run_id, '{}', 'ann', 'w', '{}' FROM run",
         "INSERT INTO incident (run_id, wanted, planned_by, why, whole) SELECT run_id, '{}', 'ann', 'w', true FROM run",
         "UPDATE run SET listed_in = NULL", "INSERT INTO people_policy (policy) VALUES ('{}')",
+        "UPDATE case_file SET decision = 'leave', decided_by = 'olga', why = 'w'", "UPDATE dead_letter SET decided_by = 'olga'",
+        "UPDATE dead_letter SET decided_by = 'olga, approved by ann'",
+        *(
+            "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)"
+            f" SELECT 'shop_a', 'orders', 'a', 1, 'r', {by} FROM case_file LIMIT 1"
+            for by in ("'olga'", "'person olga'", "'olga (incident 1)'", "'reconcile'", "'case ' || case_id")
+        ),
+        "INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason,"
+        " letters) SELECT run_id, 1, 'shop_a', 'orders', 'a', 'billing', 1, 'topic', 'r', '{}' FROM incident",
     ],
-)
+)  # fmt: skip
 def test_a_row_in_anothers_name_is_refused_also_to_who_writes_it_by_hand(world: World, ann: Any, statement: str) -> None:
     found(world, "unknown", "a")
+    dead(world, "m", "poison")
+    world.control("""
+        WITH r AS (
+            INSERT INTO run (duty, scope, token, policy_version, code_version)
+            VALUES ('incident', 'orders', gen_random_uuid(), '1', '1') RETURNING run_id)
+        INSERT INTO incident (run_id, wanted, planned_by, why) SELECT run_id, '{}', 'olga', 'w' FROM r""")
     with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
         cursor.execute(statement)
     with ann, ann.cursor() as cursor:
@@ -209,6 +224,16 @@ def test_a_withdrawal_that_one_stub_refuses_is_done_for_the_others_by_a_persons_
     done = decided(world, ann, found(world, "unknown", "a", "sent"), "void")
     assert done.counts["voided"] == 1 and len(done.left_out) == 1
     assert [world.stub_now(name)["status"] for name in ("a", "sent")] == ["voided", "pending"]
+
+
+def test_a_persons_refused_answer_puts_back_what_another_had_decided(world: World, ann: Any) -> None:
+    world.stub("a")
+    case_id = found(world, "overdue", "a")
+    decide(world.conn, world.settings, world.connections, case_id, "leave", "olga", "known", {})
+    world.log("a", "billing", state="CONSUMING")
+    with pytest.raises(DecisionRefused, match="does not fit"):
+        decided(world, ann, case_id, "discard")
+    assert world.control("SELECT state, decision, decided_by, why FROM case_file") == [("decided", "leave", "olga", "known")]
 
 
 def test_a_person_asks_for_a_list_and_the_duties_send_it(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
 
 from backstop.cases.actions import ACTIONS
 from backstop.cases.decide import Decided, decide
+from backstop.cases.intend import begun
 from backstop.cases.look import show
 from backstop.cases.open import open_case
-from backstop.cases.propose import proposed
+from backstop.cases.propose import lapse, proposed
 from backstop.cases.question_text import body_of, subject_of
 from backstop.cli.app import run_app
 from backstop.config.people import Action, PeopleSettings
@@ -230,6 +232,53 @@ def test_all_of_an_incident_goes_out_when_somebody_else_says_yes(world: World) -
     assert world.control("SELECT * FROM resend_request") == []
     _, counts = run_incident(world.settings, world.connections, plan.incident_id, "full", "bob", approved=True)
     assert counts["requests"] == 2
+
+
+def test_a_yes_by_command_line_is_to_the_plan_that_was_shown(world: World, capfd: Any) -> None:
+    dead(world, "m-1", "poison")
+    world.stub("added", sends=1)
+    wanted = Wanted(topic="orders", who="ann", why="mended", verdicts=("DEAD_LETTERED",))
+    plan, _ = run_incident(world.settings, world.connections, wanted, "dry_run", "ann")
+    yes = ["replay", "--plan", str(plan.incident_id), "--full", "--by", "bob", "--approve"]
+    world.control("""
+        INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason,
+            letters)
+        SELECT run_id, 2, 'shop_a', 'orders', 'added', 'billing', 2, 'topic', 'r', '{}' FROM incident""")
+    assert run_app([*yes, plan.digest]) == 6
+    assert "is not what plan" in capfd.readouterr().err and world.control("SELECT * FROM resend_request") == []
+    world.control("DELETE FROM incident_delivery WHERE message_id = 'added'")
+    assert run_app([*yes, plan.digest]) == 0, capfd.readouterr()
+    assert world.control("SELECT message_id, requested_by FROM resend_request") == [("m-1", f"bob (incident {plan.incident_id})")]
+
+
+def test_a_proposal_that_nobody_answers_lapses_and_its_content_goes(world: World) -> None:
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    said(world, case_id, "void", "ann")
+    with world.conn, world.conn.cursor() as cur:
+        cur.execute("ALTER TABLE proposal DISABLE TRIGGER stays_as_proposed")
+        cur.execute("UPDATE proposal SET content = 'a new content'::bytea")
+        cur.execute("ALTER TABLE proposal ENABLE TRIGGER stays_as_proposed")
+    assert lapse(world.conn, timedelta(days=3)) == 0
+    world.control("UPDATE proposal SET proposed_at = proposed_at - interval '3 days', ended_by = 'bob'")
+    assert lapse(world.conn, timedelta(days=3)) == 0, "somebody is applying it"
+    world.control("UPDATE proposal SET ended_by = NULL")
+    with pytest.raises(DecisionRefused, match="not waiting any more"):
+        said(world, case_id, "approve", "bob", proposal=1)
+    assert world.control("SELECT how, content, ended_at IS NOT NULL FROM proposal") == [("lapsed", None, True)]
+    assert said(world, case_id, "void", "bob").counts == {"proposed": 1} and world.stub_now("a")["status"] == "pending"
+
+
+def test_an_answer_that_was_proposed_before_its_task_died_is_told_as_proposed(world: World) -> None:
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    said(world, case_id, "void", "ann", once="case-1-1 at")
+    assert begun(world.conn, case_id, "case-1-1 at"), "so that it is not called stale"
+    again = said(world, case_id, "void", "ann", once="case-1-1 at")
+    assert (again.action, again.again) == ("propose to void", True)
+    said(world, case_id, "reject", "bob")
+    assert said(world, case_id, "void", "ann", once="case-1-1 at").again, "it was answered, and is not proposed anew"
+    assert world.control("SELECT how FROM proposal") == [("rejected",)]
 
 
 def test_rules_can_name_every_action_that_a_case_offers() -> None:

@@ -22,6 +22,7 @@ ACTIONS: dict[str, str] = {
     "replay_sample": "the same for a few of them (--sample N); the others stay, until it is known what became of these",
     "edit": "replaces the content of one message (--message ID --content-file FILE) and replays it; the old one is kept",
     "accept": "the queue's new life is accepted: older copies are judged by time from now on",
+    "drained": "nothing will come from a broker that the topic left (--broker NAME): what went there is judged by time",
     "approve": "what another person proposed is applied",
     "reject": "what was proposed is not applied; the case waits for another answer",
 }
@@ -31,10 +32,10 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
     "exhausted": ("raise", "void", "discard", "leave"),
     "refused": ("raise", "void", "discard", "leave"),
     "mass_loss": ("resend", "discard", "leave"),
-    "new_epoch": ("accept", "leave"),
-    "backlog": ("resend", "void", "discard", "leave"),
-    "unknown": ("resend", "void", "discard", "leave"),
-    "overdue": ("resend", "void", "discard", "leave"),
+    "new_epoch": ("accept", "drained", "leave"),
+    "backlog": ("resend", "void", "discard", "drained", "leave"),
+    "unknown": ("resend", "void", "discard", "drained", "leave"),
+    "overdue": ("resend", "void", "discard", "drained", "leave"),
     "stalled": ("resend", "discard", "void", "leave"),
     "ramp_stopped": ("go_on", "give_up", "leave"),
     "order_gap": ("resend", "void", "discard", "leave"),
@@ -53,10 +54,11 @@ OPTIONS: dict[str, str] = {
     "more": "a number of more sends (--more)",
     "sample": "the size of a sample (--sample)",
     "content": "a new content (--content-file, --content-text, --content-base64)",
+    "broker": "a broker (--broker)",
 }
 """What may be said beside an action, in words."""
 _CHOICE: dict[str, tuple[str, ...]] = {
-    "raise": ("message_ids", "more"), "accept": (), "go_on": (), "give_up": (),
+    "raise": ("message_ids", "more"), "accept": (), "go_on": (), "give_up": (), "drained": ("broker",),
     "replay_sample": ("message_ids", "letters", "sample"), "edit": ("message_ids", "letters", "content"),
 }  # fmt: skip
 _MOST = {"more": 100, "sample": 10_000}

@@ -22,7 +22,18 @@ from backstop.cases.actions import OPTIONS, actions_for, is_done, options_for, w
 from backstop.cases.close import close_settled, settle
 from backstop.cases.intend import Decided, Intent, append_decision, begun, intended, reach, record, refused, require_mine
 from backstop.cases.look import Case, show
-from backstop.cases.propose import APPROVE, REJECT, Proposal, approving, needs_second, propose, proposed, reject
+from backstop.cases.propose import (
+    APPROVE,
+    REJECT,
+    Proposal,
+    approving,
+    lapse,
+    needs_second,
+    propose,
+    proposed,
+    reject,
+    was_proposed,
+)
 from backstop.cases.split import open_rest, take_out
 from backstop.cases.withdraw import settle_begun, withdraw
 from backstop.config.connections import Connections
@@ -65,8 +76,11 @@ def decide(
     option does not belong to the action (actions.options_for); StoreUnavailable when the state could not be read again.
     """
     options = options or {}
+    lapse(conn, people_for(conn, settings).proposals_lapse_after, case_id)
     case, _ = show(conn, case_id, members=0)
     waits = proposed(conn, case_id)
+    if was_proposed(conn, case_id, options.get("once")):
+        return Decided(case_id, f"propose to {action}", Counts(), again=True)
     if action in (APPROVE, REJECT):
         return _answer_proposal(conn, settings, connections, case, waits, action, who, why, options)
     _check(case, action, who, why, options)
@@ -133,6 +147,8 @@ def _apply(
         if case.kind == "dead_letters":
             return answer(conn, settings, connections, case, intent, options)
         settle_begun(conn, settings, connections, intent)
+        if action == "drained":
+            return _state_drained(conn, settings, connections, case, intent, options.get("broker"))
         if action in ("leave", "accept", "go_on", "give_up"):
             return _decide_in_control(conn, settings, case, intent, options.get("message_ids"))
         with Judge(settings, connections, conn) as judge:
@@ -175,6 +191,29 @@ def _decide_in_control(conn: Any, settings: Settings, case: Case, intent: Intent
             counts += _move_batch(cur, intent, settings.groups_of(case.topic))
         record(cur, intent, counts, [], whole=True)
         return append_decision(cur, Decided(intent["case_id"], intent["action"], counts), intent)
+
+
+def _state_drained(
+    conn: Any, settings: Settings, connections: Connections, case: Case, intent: Intent, broker: str | None
+) -> Decided:
+    """The next run judges what went to that broker. Refused for the topic's own, and for one to which no open copy went."""
+    own, known = settings.topics[case.topic].broker, set[str]()
+    with Sources(settings, connections) as sources:
+        for shard in settings.producers:
+            known |= {life.broker for life in sources.shard(shard).lives(case.topic) if life.broker is not None}
+    if broker is None or broker not in known - {own}:
+        others = ", ".join(sorted(known - {own})) or "none: no open message went to another"
+        raise refused(
+            f"Topic {case.topic} is at {own}, and has open copies at other brokers: {others}.",
+            "Name the one from which nothing will be delivered any more (--broker NAME).",
+        )
+    counts = Counts()
+    with conn, conn.cursor() as cur:
+        require_mine(cur, intent)
+        cur.execute(_SQL["state_drained"], {**intent, "topic": case.topic, "broker": broker})
+        counts.add("drained", cur.rowcount)
+        record(cur, intent, counts, [], whole=True)
+        return append_decision(cur, Decided(case.case_id, intent["action"], counts), intent)
 
 
 def _leave(cur: Any, case: Case, intent: Intent, ids: Sequence[str] | None) -> Decided:

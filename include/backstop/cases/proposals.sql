@@ -20,6 +20,14 @@ FROM case_file c
 WHERE c.case_id = %(case_id)s AND (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave')
 ON CONFLICT DO NOTHING;
 
+-- name: was_proposed: whether the answer of this name was kept as a proposal, whatever became of it
+SELECT EXISTS (SELECT FROM proposal WHERE case_id = %(case_id)s AND options ->> 'once' = %(once)s);
+
+-- name: lapse: what nobody answered in time, and nobody is applying
+UPDATE proposal SET ended_at = clock_timestamp(), how = 'lapsed', content = NULL
+WHERE ended_at IS NULL AND ended_by IS NULL AND proposed_at < clock_timestamp() - %(after)s
+    AND (%(case_id)s::bigint IS NULL OR case_id = %(case_id)s);
+
 -- name: begin_to_approve: from here on it cannot be rejected
 UPDATE proposal SET ended_by = %(who)s WHERE proposal_id = %(proposal_id)s AND ended_at IS NULL;
 

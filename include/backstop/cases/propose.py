@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -73,7 +74,7 @@ def proposed(conn: Any, case_id: int) -> Proposal | None:
 def propose(conn: Any, case_id: int, action: str, who: str, why: str, options: Mapping[str, Any]) -> None:
     """Keeps the decision for a second person; commits. DecisionRefused when the case is over or something is proposed already."""
     content = options.get("content")
-    kept = {name: value for name, value in options.items() if name not in ("content", "once")}
+    kept = {name: value for name, value in options.items() if name != "content"}
     values = {"case_id": case_id, "action": action, "who": who, "why": why, "options": json.dumps(kept), "content": content}
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["end_stale"], values)
@@ -83,6 +84,22 @@ def propose(conn: Any, case_id: int, action: str, who: str, why: str, options: M
                 f"Something else of case {case_id} was proposed or decided a moment ago.", f"See: backstop cases show {case_id}"
             )
         append(cur, who, f"propose to {action}", f"case {case_id}", why, kept | _hash_of(content))
+
+
+def was_proposed(conn: Any, case_id: int, once: str | None) -> bool:
+    """Whether this very answer was proposed before, by its name: it is not proposed again, whatever became of it since."""
+    if once is None:
+        return False
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["was_proposed"], {"case_id": case_id, "once": once})
+        return bool(cur.fetchone()[0])
+
+
+def lapse(conn: Any, after: timedelta, case_id: int | None = None) -> int:
+    """Ends what nobody approved or rejected in time (null: of every case), and forgets its content; commits. Returns how many."""
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["lapse"], {"after": after, "case_id": case_id})
+        return int(cur.rowcount)
 
 
 def _hash_of(content: bytes | None) -> dict[str, str]:

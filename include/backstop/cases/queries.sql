@@ -191,7 +191,7 @@ FOR UPDATE;
 -- name: reached: from here on the decision may have changed a producer's database
 UPDATE case_file SET intention = intention || '{"reached": true}' WHERE case_id = %(case_id)s;
 
--- name: begun: whether this very answer may have changed something already
+-- name: begun: whether this very answer may have changed something already, or was proposed
 SELECT coalesce(intention ->> 'once' = %(once)s AND (intention ->> 'reached')::boolean, false)
     OR coalesce(evidence -> 'decisions' @> jsonb_build_array(jsonb_build_object('once', %(once)s::text)), false)
     OR EXISTS (SELECT FROM proposal p WHERE p.case_id = case_file.case_id AND p.options ->> 'once' = %(once)s)
@@ -235,6 +235,10 @@ ORDER BY q.broker, q.queue_id;
 -- name: accept_epoch: copies of older lives follow the time rule from now on
 UPDATE queue_epoch SET accepted = true
 WHERE broker = %(broker)s AND topic = %(topic)s AND queue_id = %(queue_id)s AND epoch = %(epoch)s AND present;
+
+-- name: state_drained: what went to this broker is judged by the time of the topic's present one
+INSERT INTO drained_broker (topic, broker, case_id, stated_by, why) VALUES (%(topic)s, %(broker)s, %(case_id)s, %(who)s, %(why)s)
+ON CONFLICT (topic, broker) DO NOTHING;
 
 -- name: batch_goes_on: the stopped batch of this case may release its next step, whatever the last one came to
 UPDATE resend_batch SET state = 'ramping', pardoned = step WHERE case_id = %(case_id)s AND state = 'stopped';

@@ -116,6 +116,7 @@ def decide_one(
     ] = None,
     content_text: Annotated[str | None, typer.Option("--content-text", help="For edit: the new content as text.")] = None,
     content_base64: Annotated[str | None, typer.Option("--content-base64", help="For edit: the same in base64.")] = None,
+    broker: Annotated[str | None, typer.Option("--broker", help="For drained: the broker that the topic left.")] = None,
     proposal: Annotated[
         int | None, typer.Option("--proposal", min=1, max=LARGEST, help="For approve: the proposal that you looked at.")
     ] = None,
@@ -135,6 +136,8 @@ def decide_one(
         options["letters"] = letter
     if sample is not None:
         options["sample"] = sample
+    if broker is not None:
+        options["broker"] = broker
     if proposal is not None:
         options["proposal"] = proposal
     if (content := _content(content_file, content_text, content_base64)) is not None:

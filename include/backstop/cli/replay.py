@@ -30,7 +30,10 @@ def replay(
     canary: Annotated[bool, typer.Option("--canary", help="Ask for the first few only.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Ask for all of it.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and show only; so it is without --canary or --full.")] = False,
-    approve: Annotated[bool, typer.Option("--approve", help="With --plan: yes to it, also above the blast radius.")] = False,
+    approve: Annotated[
+        str | None,
+        typer.Option("--approve", metavar="DIGEST", help="With --plan: yes to what was shown with this digest."),
+    ] = None,
     by: Annotated[str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")] = None,
     why: Annotated[str, typer.Option("--why", help="The reason; it is kept with the plan.")] = "",
     as_json: out.Json = False,
@@ -44,7 +47,7 @@ def replay(
 
     if canary + full + dry_run > 1:
         raise _misused("--canary, --full and --dry-run exclude one another.", "Choose one.")
-    if approve and stored is None:
+    if approve is not None and stored is None:
         raise _misused("--approve says yes to a plan that was shown, and none is named.", "Plan first, then name it (--plan).")
     mode: Mode = "canary" if canary else "full" if full else "dry_run"
     settings, known = context.load_settings(), context.connections()
@@ -68,7 +71,7 @@ def replay(
     with out.progress("replay"):
         # Shown before anything of it is asked for: who sees what they did not mean can still interrupt it.
         plan, counts = run_incident(
-            settings, known, wanted, mode, who, approved=approve, show=(lambda _: None) if as_json else _show
+            settings, known, wanted, mode, who, approved=approve or False, show=(lambda _: None) if as_json else _show
         )  # fmt: skip
     if as_json:
         out.document({"plan": plan, "counts": counts, "mode": mode})
@@ -86,8 +89,10 @@ def _show(plan: Plan) -> None:
         out.line(f"  as {', '.join(plan.examples)}")
     for reason, number in sorted(plan.left_out.items()):
         out.line(f"  left out {number}: {reason}")
+    if plan.total:
+        out.line(f"  digest {plan.digest}")
     if plan.too_wide:
-        out.line("  more than the blast radius: all of it needs --approve", style="yellow")
+        out.line(f"  more than the blast radius: all of it needs --approve {plan.digest}", style="yellow")
 
 
 def _refuse_choice(given: dict[str, object]) -> None:

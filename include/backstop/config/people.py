@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from backstop.config.durations import Duration
+
 Action = Literal[
-    "leave", "discard", "void", "raise", "resend", "go_on", "give_up", "replay", "replay_sample", "edit", "accept"
+    "leave", "discard", "void", "raise", "resend", "go_on", "give_up", "replay", "replay_sample", "edit", "accept",
+    "drained",
 ]
 """What a person may decide; backstop.cases.actions says what each does. A list of ids is a `resend`, an incident a `replay`."""
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
@@ -60,6 +64,10 @@ class PeopleSettings(BaseModel):
     )
     raise_alone: Annotated[int, Field(ge=0, le=100, strict=True)] = Field(
         default=10, description="so many more sends one person may allow alone"
+    )
+    proposals_lapse_after: Duration = Field(
+        default=timedelta(days=3),
+        description="a proposal that nobody approved or rejected by then ends, and a new content in it is forgotten",
     )
     questions: Annotated[int, Field(ge=0, le=200, strict=True)] = Field(
         default=10,

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from backstop.dead_letters.plan_incident import digest_of
 from backstop.named_sql import load
 
 _SQL = load("backstop.dead_letters", "incident.sql")
@@ -25,10 +26,7 @@ def planned_in(control: Any, dag_run_id: str) -> tuple[int | None, int]:
 
 def yes_to(control: Any, incident_id: int, mode: str) -> str:
     """The answer that lets a plan run. It names what is sent, so that a yes to another plan or mode is none to this one."""
-    with control, control.cursor() as cur:
-        cur.execute(_SQL["digest"], {"run_id": incident_id})
-        (digest,) = cur.fetchone()
-    return f"replay plan {incident_id} ({mode}, {digest})"
+    return f"replay plan {incident_id} ({mode}, {digest_of(control, incident_id)})"
 
 
 def show(control: Any, incident_id: int, yes: str) -> None:

@@ -78,6 +78,8 @@ class Plan:
     whole: bool
     too_wide: bool
     rate: float | None
+    digest: str = ""
+    """Of the deliveries, as they are sent (`digest_of`): who says yes names it; what changed since has another."""
 
 
 @dataclass(slots=True)
@@ -158,6 +160,13 @@ def read_plan(control: Any, incident_id: int) -> Plan:
         incident_id, wanted["topic"], who, why, total, asked, total - asked - gone, counts, examples,
         Counts(left_out) + moved_on, whole, wide, wanted["rate"],
     )  # fmt: skip
+
+
+def digest_of(control: Any, incident_id: int) -> str:
+    """One short text for what a plan would send; it reads the whole plan."""
+    with control, control.cursor() as cur:
+        cur.execute(_SQL["digest"], {"run_id": incident_id})
+        return str(cur.fetchone()[0])
 
 
 def _check(settings: Settings, wanted: Wanted) -> None:

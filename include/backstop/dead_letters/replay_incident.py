@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from backstop.config.settings import Settings
 from backstop.dead_letters.apply import granted_requests, is_granted, leave_cases, lock_seen
 from backstop.dead_letters.evidence import read_letters
 from backstop.dead_letters.measure_radius import is_too_wide
-from backstop.dead_letters.plan_incident import Plan, Wanted, plan, read_plan
+from backstop.dead_letters.plan_incident import Plan, Wanted, digest_of, plan, read_plan
 from backstop.errors import DecisionRefused, Unavailable
 from backstop.named_sql import load
 from backstop.records import Counts, Key
@@ -62,7 +63,7 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
     if mode == "full" and wide and not approved:
         raise _refused(
             f"Plan {incident_id} sends {found.total} messages at once, more than the blast radius allows without a second look.",
-            "Send its canary first (--canary), then say yes to all of it (--approve).",
+            "Send its canary first (--canary), then say yes to all of it (--approve DIGEST).",
         )
     if not who.strip():
         raise _refused("A replay by hand needs a name.", "Say who asks (--by).")
@@ -71,7 +72,7 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
     if mode == "full" and "full_replay" in people.second_person and (not approved or people.is_same(who, found.planned_by)):
         raise _refused(
             f"Plan {incident_id} is {found.planned_by}'s: all of it goes out when somebody else says yes (people.second_person).",
-            f"Let them say it: backstop replay --plan {incident_id} --full --approve, or the form in Airflow.",
+            f"Let them say it: backstop replay --plan {incident_id} --full --approve DIGEST, or the form in Airflow.",
         )
     until = max(1, settings.policy_for(found.topic).canary) if mode == "canary" else None
     if approved:
@@ -138,10 +139,11 @@ def _ask_for(
 
 
 def run_incident(
-    settings: Settings, connections: Connections, wanted: Wanted | int, mode: Mode, who: str, *, approved: bool = False,
+    settings: Settings, connections: Connections, wanted: Wanted | int, mode: Mode, who: str, *, approved: bool | str = False,
     show: Callable[[Plan], None] = lambda _: None, dead_after: timedelta = DEAD_AFTER,
 ) -> tuple[Plan, Counts]:  # fmt: skip
-    """Plans (or takes the stored plan of this number), shows it, and asks for it as `mode` says, without an orchestrator."""
+    """Plans (or takes the stored plan of this number), shows it, and asks for it as `mode` says, without an orchestrator.
+    `approved`: somebody said yes to it; a text is the digest of what they saw, and another is refused (DecisionRefused)."""
     control = connect(settings, connections)
     try:
         topic = read_plan(control, wanted).topic if isinstance(wanted, int) else wanted.topic
@@ -152,15 +154,21 @@ def run_incident(
                     found = read_plan(control, wanted)
                 else:
                     found = plan(settings, connections, control, run, wanted)
+                found = replace(found, digest=digest_of(control, found.incident_id))
                 show(found)
-                counts = execute(settings, control, run, found.incident_id, mode, who, approved=approved)
+                if isinstance(approved, str) and approved != found.digest:
+                    raise _refused(
+                        f"What was approved ({approved}) is not what plan {found.incident_id} holds ({found.digest}).",
+                        f"Look at it again, and name its digest: backstop replay --plan {found.incident_id}",
+                    )
+                counts = execute(settings, control, run, found.incident_id, mode, who, approved=bool(approved))
         except BaseException as error:
             if not control.closed:
                 control.rollback()
                 close_run(control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error))
             raise
         close_run(control, run, "done", counts)
-        return read_plan(control, found.incident_id), counts
+        return replace(read_plan(control, found.incident_id), digest=found.digest), counts
     finally:
         control.close()
 

@@ -28,6 +28,7 @@ from backstop.verdicts.judge import Judge, Judgement, Promise
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.reconcile", "queries.sql")
+_FORGET_DRAINED = load("backstop.verdicts", "queries.sql")["forget_drained"]
 _BATCH = 1_000
 _PAGE = 5_000
 
@@ -38,7 +39,13 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
     with control, control.cursor() as cursor:
         hold(cursor, run)
         cursor.execute(_SQL["members_of_open_cases"], {"topics": topics_of(run.scope)})
-        members = [Key(topic, message_id) for topic, message_id in cursor.fetchall()]
+        members = [Key(*row) for row in cursor.fetchall()]
+        cursor.execute(_FORGET_DRAINED, {
+            "topics": list(settings.topics), "brokers": [topic.broker for topic in settings.topics.values()],
+        })  # fmt: skip
+        cursor.execute(_SQL["begun_withdrawals"], {"topics": topics_of(run.scope)})
+        begun = {Key(*row) for row in cursor.fetchall()}
+        members += sorted(begun.difference(members))
     with Judge(settings, connections, control) as judge:
         keys = chain(members, _without_open_case(settings, connections, control, run, judge.sources))
         while batch := list(islice(keys, _BATCH)):
@@ -52,6 +59,7 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
             with control, control.cursor() as cursor:
                 hold(cursor, run)
                 counts += _ask_people(cursor, run, seen)
+                _settle_withdrawals(cursor, [stub for key, stub in seen.stubs.items() if key in begun])
                 counts.add("cases_closed", close_satisfied(cursor, run.run_id, done))
     return counts
 
@@ -59,7 +67,6 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
 def _without_open_case(
     settings: Settings, connections: Connections, control: Any, run: Run, sources: Sources
 ) -> Iterator[Key]:
-                _settle_withdrawals(cursor, [stub for key, stub in seen.stubs.items() if key in begun])
     """Exhausted stubs of which no delivery is before a person, or was left by one."""
     topics = set(settings.topics).intersection(topics_of(run.scope) or settings.topics)
     for shard in settings.producers:
@@ -114,12 +121,6 @@ def _ask_people(cursor: Any, run: Run, seen: Judgement) -> Counts:
     return open_cases(cursor, run.run_id, found, {})
 
 
-def _is_exhausted(seen: Judgement, key: Key) -> bool:
-    return seen.stubs[key].status == StubStatus.EXHAUSTED and len(seen.shards_of[key]) == 1
-
-
-def _columns(keys: Sequence[Key]) -> dict[str, list[str]]:
-    return {"topics": [key.topic for key in keys], "ids": [key.message_id for key in keys]}
 def _settle_withdrawals(cursor: Any, stubs: Sequence[Promise]) -> None:
     """What a decision that was cut short came to, by the stubs; nobody need decide the case again to know."""
     if stubs:
@@ -129,3 +130,9 @@ def _settle_withdrawals(cursor: Any, stubs: Sequence[Promise]) -> None:
         })  # fmt: skip
 
 
+def _is_exhausted(seen: Judgement, key: Key) -> bool:
+    return seen.stubs[key].status == StubStatus.EXHAUSTED and len(seen.shards_of[key]) == 1
+
+
+def _columns(keys: Sequence[Key]) -> dict[str, list[str]]:
+    return {"topics": [key.topic for key in keys], "ids": [key.message_id for key in keys]}

@@ -110,7 +110,9 @@ class Looks:
     others: list[Looks] = field(default_factory=list)
     """The same at each other configured broker that copies went to."""
     removed: set[tuple[str, str]] = field(default_factory=set)
-    """(topic, broker) of copies whose broker is not configured any more."""
+    """(topic, broker) of copies whose broker is not configured any more, or is drained."""
+    drained: set[tuple[str, str]] = field(default_factory=set)
+    """(topic, broker) of which a person states that nothing comes from there any more."""
 
     @property
     def unlisted(self) -> int:
@@ -137,8 +139,8 @@ class Looks:
     def group_state_rows(self) -> list[Row]:
         """Rows of frames.GROUP_STATE: at these brokers, at the others that were looked at, and at those that were removed.
 
-        A person who accepted the lives that every queue of the topic has now has spoken for what a removed broker had: its
-        copies then go by the time of the topic's own broker.
+        A person who stated that a broker is drained, or accepted the lives that every queue of the topic has now, has spoken for
+        what a removed broker had: its copies then go by the time of the topic's own broker.
         """
         rows: list[Row] = [
             {
@@ -153,8 +155,10 @@ class Looks:
             for look in self.groups.values()
         ]  # fmt: skip
         gone = [
-            {**row, "broker": broker, "removed": True} for row in rows for topic, broker in self.removed if row["topic"] == topic
-        ]
+            {**row, "broker": broker, "removed": True,
+             "lives_accepted": row["lives_accepted"] or (topic, broker) in self.drained}
+            for row in rows for topic, broker in self.removed if row["topic"] == topic
+        ]  # fmt: skip
         return [*rows, *gone, *(row for other in self.others for row in other.group_state_rows())]
 
     def shard_state_rows(self) -> list[Row]:
@@ -222,12 +226,14 @@ def look_at_groups(
     """
     settings = sources.settings
     looks = Looks(as_of, to_judge)
+    cursor.execute(_SQL["drained"], {"topics": sorted(topics)})
+    looks.drained.update(cursor.fetchall())
     _look(looks, sources, cursor, {topic: settings.topics[topic].broker for topic in sorted(topics)})
     elsewhere: dict[str, dict[str, str]] = {}
     for topic, name in sorted(set(went_to)):
         if topic not in settings.topics or name == settings.topics[topic].broker:
             continue
-        if name in settings.brokers:
+        if name in settings.brokers and (topic, name) not in looks.drained:
             elsewhere.setdefault(name, {})[topic] = name
         else:
             looks.removed.add((topic, name))
@@ -264,7 +270,7 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
         except Unavailable as error:
             broker.clock()  # raises when the broker itself is away: each further question would wait for its time-out
             unread[group] = error
-    queues = _queues(broker, sources, cursor, name, topic)
+    queues = _queues(broker, sources, cursor, name, topic, looks.drained)
     for group in live:
         try:
             retry[group] = (
@@ -326,13 +332,15 @@ def _grace(broker: Broker, sources: Sources, topic: str, group: str) -> timedelt
     return timedelta(0) if exact else policy.redelivery_horizon
 
 
-def _queues(broker: Broker, sources: Sources, cursor: Any, name: str, topic: str) -> dict[int, QueueLook]:
+def _queues(
+    broker: Broker, sources: Sources, cursor: Any, name: str, topic: str, drained: Collection[tuple[str, str]]
+) -> dict[int, QueueLook]:
     cursor.execute(_SQL["present_epochs"], {"broker": name, "topic": topic})
     stored = {row[0]: row[1:] for row in cursor.fetchall()}
     queues: dict[int, QueueLook] = {}
     states = broker.queues(topic)
     first = {state.queue_id: state.epoch for state in states if state.queue_id not in stored}
-    accepted_first = _first_lives(sources, name, topic, first) if first else {}
+    accepted_first = _first_lives(sources, name, topic, first, drained) if first else {}
     for state in states:
         unseen = (None, accepted_first.get(state.queue_id, False), None, None)
         epoch, accepted, next_offset, read_at = stored.get(state.queue_id, unseen)
@@ -346,14 +354,16 @@ def _queues(broker: Broker, sources: Sources, cursor: Any, name: str, topic: str
     return queues
 
 
-def _first_lives(sources: Sources, name: str, topic: str, seen: Mapping[int, str]) -> dict[int, bool]:
+def _first_lives(
+    sources: Sources, name: str, topic: str, seen: Mapping[int, str], drained: Collection[tuple[str, str]]
+) -> dict[int, bool]:
     """Which queues that were never seen before may be taken for the first life of theirs: those of which no open message has a
     copy in another life or at another broker. Perhaps the topic moved, or the control database is new. A shard
     that does not answer may have such a message."""
     known: set[Life] = set()
     for shard in sources.settings.producers:
         try:
-            known |= sources.shard(shard).lives(topic)
+            known |= {life for life in sources.shard(shard).lives(topic) if (topic, life.broker) not in drained}
         except Unavailable as error:
             sources.missed(f"shard {shard}", error)
             return dict.fromkeys(seen, False)
@@ -475,7 +485,9 @@ def look_after_logs(looks: Looks, sources: Sources, cursor: Any, ids: Sequence[s
     below the floor we read. The broker's queue comes before the letters that were drained: the drain stores a letter before
     it takes it from the queue, so that one which moves meanwhile is seen once at least.
     """
+    looks.dead = DeadLetters({topic for topic, _ in looks.groups}, ids)
     for one in (looks, *looks.others):
+        one.dead = looks.dead
         _look_at_floors_and_dead_letters(one, sources)
     _look_at_stored_letters(looks, cursor, ids)
 
@@ -484,9 +496,7 @@ def _look_at_floors_and_dead_letters(looks: Looks, sources: Sources) -> None:
     read: dict[tuple[str, str], bool] = {}
     for (topic, group), look in looks.groups.items():
         name, store = look.broker, sources.settings.groups[group].store
-    looks.dead = DeadLetters({topic for topic, _ in looks.groups}, ids)
         try:
-        one.dead = looks.dead
             look = replace(look, log_floor=sources.logs_of(group).floor(group))
         except Unavailable as error:
             sources.missed(f"store {store}", error)

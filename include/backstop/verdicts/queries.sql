@@ -54,6 +54,13 @@ WHERE state = 'open' AND message_id IS NOT NULL AND (topic = ANY (%(topics)s) OR
 -- name: owed_since: from when each known group owes these topics' messages; null: all of them
 SELECT topic, consumer_group, owed_from FROM owed_since WHERE topic = ANY (%(topics)s::text[]);
 
+-- name: drained: brokers that these topics left, and that a person states are drained
+SELECT topic, broker FROM drained_broker WHERE topic = ANY (%(topics)s::text[]);
+
+-- name: forget_drained: ... of which the topic has one again: what goes there from now on is judged there
+DELETE FROM drained_broker d USING unnest(%(topics)s::text[], %(brokers)s::text[]) AS t (topic, broker)
+WHERE d.topic = t.topic AND d.broker = t.broker;
+
 -- name: control_clock: the one clock that as_of is read from
 SELECT clock_timestamp();
 

@@ -28,7 +28,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     sweep_count, sweep_look, sweep_sample, sweep_place,
     alert_message, alert_delivery, alert_channel,
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
-    incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since, proposal, people_policy
+    incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since, proposal, people_policy,
+    drained_broker
     TO backstop_duty;
 GRANT SELECT ON decision_log, decision_checkpoint, backstop_control_version TO backstop_duty;
 GRANT EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) TO backstop_duty;
@@ -50,14 +51,14 @@ GRANT SELECT ON
     alert_message, alert_delivery, alert_channel,
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
     incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since,
-    proposal, people_policy, decision_log, decision_checkpoint, backstop_control_version
+    proposal, people_policy, drained_broker, decision_log, decision_checkpoint, backstop_control_version
     TO backstop_person;
 GRANT INSERT, UPDATE ON duty_lease, case_file, withdrawal, message_version TO backstop_person;
 GRANT INSERT (duty, scope, token, dry_run, no_send, policy_version, code_version) ON run TO backstop_person;
 GRANT UPDATE (state, heartbeat_at, finished_at, error, counts, phases, only_ids) ON run TO backstop_person;
 GRANT INSERT ON delivery_decision TO backstop_person;
 GRANT INSERT (run_id, wanted, planned_by, why) ON incident TO backstop_person;
-GRANT INSERT ON alert, case_note, incident_delivery, resend_request, resend_batch, pause, owed_since, proposal TO backstop_person;
+GRANT INSERT ON alert, case_note, incident_delivery, resend_request, resend_batch, pause, owed_since, proposal, drained_broker TO backstop_person;
 GRANT DELETE ON duty_lease, pause, withdrawal TO backstop_person;
 GRANT UPDATE (shard, groups, reason, requested_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
     step, given_up_by, given_up_groups, created_at, updated_at) ON resend_request TO backstop_person;
