@@ -164,6 +164,24 @@ def test_a_scan_has_every_due_stub_in_exactly_one_part(
     assert list(parts[0][0]) == list(STUB_COLUMNS)
 
 
+def test_many_stubs_of_one_instant_are_shared_between_parts(
+    world: PostgresWorld, store: StubStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql_scan, "FEW_ROWS", 0)
+    for number in range(60):
+        world.put_stub(message_id=f"m-{number:02}", next_check_at=NOW)
+    parts = world.read(store.scan_due(NOW, Scope(), 4))
+    assert len(parts) == 4 and all(len(part) < 40 for part in parts)
+    assert sorted(row["message_id"] for part in parts for row in part) == [f"m-{number:02}" for number in range(60)]
+
+
+def test_an_open_scan_holds_no_lock_that_a_migration_would_wait_for(world: PostgresWorld, store: StubStore) -> None:
+    world.put_stub(next_check_at=NOW)
+    with store.scan_due(NOW, Scope(), 1):
+        held = "SELECT mode FROM pg_locks WHERE relation = 'message_stub'::regclass AND pid <> pg_backend_pid()"
+        assert world.run("producer", held) == []
+
+
 def test_few_stubs_are_one_part(world: PostgresWorld, store: StubStore) -> None:
     for number in range(60):
         world.put_stub(message_id=f"m-{number:02}", next_check_at=NOW - timedelta(seconds=number))

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from backstop.config.connections import Connections
+from backstop.errors import StoreUnavailable
 from backstop.reconcile import gather, packets, scan_logs
+from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.judge import judge
 from backstop.reconcile.promote import promote
+from backstop.reconcile.prove import prove
 from backstop.reconcile.run_once import run_once
+from backstop.reconcile.run_proof import open_proof
 from backstop.records import Counts, Key
 from backstop.runs.run import close_run, open_run
 from backstop.stores import postgresql_scan
 from backstop.stores.postgresql_logs import PostgresLogs
+from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.stores.protocol import LAST_NUMBER, Part, Scan, Scope
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -49,7 +54,7 @@ def world(postgres: Postgres, valkey: Valkey) -> Iterator[System]:
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows are read as many are: in ranges, buckets and by a scan."""
     monkeypatch.setattr(postgresql_scan, "FEW_ROWS", 0)
-    monkeypatch.setattr(packets, "FEW_STUBS", 0)
+    monkeypatch.setattr(packets, "FEW_DELIVERIES", 0)
     monkeypatch.setattr(scan_logs, "KEYS_WORTH_A_SCAN", 1)
     monkeypatch.setattr(scan_logs, "ROWS_FOR_A_KEY", 1e6)
 
@@ -177,32 +182,97 @@ def test_a_table_that_may_hold_two_rows_for_one_key_is_not_scanned(world: System
     assert counts.get("confirmed") == 1  # of shipping; neither of billing's rows is taken for the truth
 
 
-@pytest.mark.parametrize("now", ["another server", None])
-def test_what_a_scan_confirmed_lapses_when_its_store_is_another_server_or_away_at_promotion(
-    world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch, now: str | None
-) -> None:
-    done, lost = world.sent("done"), world.sent("lost")
+def judged(world: System, spark: Any) -> tuple[Any, Any]:
+    """A run that saw "done" by a scan and "lost" by key, and is not promoted yet."""
     for group in ("billing", "shipping"):
-        world.log(done, group)
+        world.log(world_stub(world, "done"), group)
+    world.sent("lost")
+    for group in ("billing", "shipping"):
         world.pass_over(group)
     control = world.control()
     run = open_run(control, "reconcile", "*", world.settings)
     assert judge(spark, world.settings, world.connections, control, run, Scope())["proven_by_scan"] == 2
-    with monkeypatch.context() as patched:
-        if now is None:
-            connections = Connections(resolver={**world.urls, "billing_db": "postgresql://x@127.0.0.1:1/gone"}.get)
-        else:
-            patched.setattr(PostgresLogs, "lineage", lambda _: now)
-            connections = world.connections
+    return control, run
+
+
+def world_stub(world: System, name: str) -> Key:
+    found = world.rows("shop_a", "SELECT 1 FROM message_stub WHERE message_id = %s", name)
+    return Key("orders", name) if found else world.sent(name)
+
+
+STATUSES = "SELECT message_id, status FROM message_stub ORDER BY 1"
+
+
+@pytest.mark.parametrize("now", ["another", "went back", "away"])
+def test_nothing_is_promoted_when_a_scanned_store_is_another_server_went_back_or_is_away(
+    world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch, now: str
+) -> None:
+    control, run = judged(world, spark)
+    connections = world.connections
+    if now == "away":
+        connections = Connections(resolver={**world.urls, "billing_db": "postgresql://x@127.0.0.1:1/gone"}.get)
+    elif now == "another":
+        world.rows("control", "UPDATE staged_read SET lineage = '1' || lineage WHERE lineage IS NOT NULL")
+    else:  # the server has come less far than the one that was scanned
+        world.rows("control", "UPDATE staged_read SET lineage = regexp_replace(lineage, ' [^ ]*$', ' FFFF/0')")
+    with pytest.raises(StoreUnavailable, match="billing_db"):
         promote(world.settings, connections, control, run)
-    close_run(control, run, "done", Counts())
+    close_run(control, run, "failed", Counts())
     control.close()
-    statuses = "SELECT message_id, status FROM message_stub ORDER BY 1"
-    assert world.rows("shop_a", statuses) == [("done", "pending"), ("lost", "pending")]
-    assert world.rows("control", "SELECT message_id FROM resend_request") == [("lost",)], "everything else was promoted"
+    assert world.rows("shop_a", STATUSES) == [("done", "pending"), ("lost", "pending")]
+    assert world.rows("control", "SELECT message_id FROM resend_request") == []
     run_once(world.settings, world.connections, lambda: spark, lambda *_: None)
-    assert world.rows("shop_a", statuses) == [("done", "confirmed"), ("lost", "pending")]
-    assert world.rows("shop_a", "SELECT status FROM message_stub WHERE message_id = %s", lost.message_id) == [("pending",)]
+    assert world.rows("shop_a", STATUSES) == [("done", "confirmed"), ("lost", "pending")]
+    assert world.rows("control", "SELECT message_id FROM resend_request") == [("lost",)]
+
+
+@pytest.mark.parametrize("status", ["confirmed", "exhausted"])
+def test_a_promotion_that_is_finished_later_leaves_due_what_a_store_may_have_lost_since(
+    world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """`exhausted` too: it says that every other group of the message is done."""
+    control, run = judged(world, spark)
+    world.rows("control", "UPDATE staged_stub SET new_status = %s WHERE message_id = 'done'", status)
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresStubs, "promote", lambda *_: (_ for _ in ()).throw(OSError("cut off")))
+        with pytest.raises(Exception, match="cut off"):
+            promote(world.settings, world.connections, control, run)
+    close_run(control, run, "failed", Counts())
+    control.close()
+    world.rows("control", "UPDATE staged_read SET lineage = '1' || lineage WHERE lineage IS NOT NULL")
+    monkeypatch.setattr(scan_logs, "KEYS_WORTH_A_SCAN", 10**9)
+    world.rows("billing_db", "DELETE FROM consumer_log")  # what the failover lost
+    run_once(world.settings, world.connections, lambda: spark, lambda *_: None)
+    assert world.rows("shop_a", STATUSES) == [("done", "pending"), ("lost", "pending")]
+    requests = world.rows("control", "SELECT message_id, groups FROM resend_request ORDER BY 1")
+    assert ("done", ["billing"]) in requests, "the lost work is found by the later run"
+
+
+def test_a_proof_over_a_store_that_changed_is_incomplete(
+    world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group in ("billing", "shipping"):
+        world.log(world_stub(world, "done"), group)
+    monkeypatch.setattr(PostgresLogs, "continues", lambda *_: False)
+    control = world.control()
+    now = datetime.now(UTC)
+    run = open_proof(control, world.settings, "orders", now - timedelta(hours=1), now)
+    assert prove(spark, world.settings, world.connections, control, run).answer is Answer.INCOMPLETE
+    control.close()
+
+
+def test_a_scan_reads_no_more_than_it_is_worth_however_wrong_the_estimate_is(world: System) -> None:
+    """The planner's guess may be wrong by any factor, as after a bulk load."""
+    world.log(Key("orders", "m-0"), "billing")
+    world.rows("billing_db", "ANALYZE consumer_log")
+    for number in range(1, 60):
+        world.log(Key("orders", f"m-{number}"), "billing")
+    since = datetime.now(UTC) - timedelta(days=1)
+    with PostgresLogs("billing_db", world.urls["billing_db"]) as logs:
+        scan = logs.scan_done({"billing": since}, {"billing": 10.0}, 1)
+        assert scan is not None and scan.rows < 10
+        found = sum(rows for part in scan.parts for rows in logs.read_part(part, lambda name, table: table.num_rows))
+    assert 0 < found <= 21
 
 
 def test_few_due_are_asked_by_key_without_a_scan(world: System, spark: Any) -> None:

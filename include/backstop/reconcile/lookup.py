@@ -31,8 +31,6 @@ group when none does."""
 BROKEN_STUBS, BROKEN_LOGS, MISSED, LOOKED_UP = "broken_stubs", "broken_logs", "missed", "looked_up"
 """Rows that break their contract; what did not answer (subject, why); how many deliveries were proven and asked."""
 _SQL = load("backstop.reconcile", "packets.sql")
-_away: dict[str, set[str]] = {}
-"""By look-up: stores that did not answer this worker. Each further wait for their time-out would tell nothing new."""
 
 
 def look_up(
@@ -62,19 +60,22 @@ def held_tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _look_up(
     tables: Mapping[str, Any], settings: Settings, connections: Connections
 ) -> Callable[[pa.Table, pa.Table], pa.Table]:
-    name = uuid4().hex
+    job = uuid4().hex
 
     def prove_and_ask(stubs: pa.Table, logs: pa.Table) -> pa.Table:
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        from backstop.reconcile.worker_memory import remembered
         from backstop.verdicts.evaluate import Engine, table
         from backstop.verdicts.read_logs import read_logs
 
         given = of_kind(stubs, "stubs")
         if not given:  # logs alone: nobody asked about them
             return pa.Table.from_batches([as_batch([])])
-        away = _away.setdefault(name, set())
+        # Stores that did not answer this worker: each further wait for their time-out would tell nothing new.
+        why_away = remembered(job)
+        away = set(why_away)
         engine = Engine()
         try:
             every = engine.query(_SQL["numbered"], {"part": pa.concat_tables(given)})
@@ -88,7 +89,8 @@ def _look_up(
             proven = engine.query(_SQL["proven"], {"owed": owed, "scanned": scanned})
             with Sources(settings, connections) as sources:
                 found, answered = read_logs(sources, rest, away)
-                missed = dict(sources.unreachable)
+                why_away.update({store: sources.unreachable[f"store {store}"] for store in away - set(why_away)})
+                missed = {**sources.unreachable, **{f"store {store}": why for store, why in why_away.items()}}
             # Of a group whose every key is proven nothing was asked, and nothing is open.
             groups, asked = (set(rows.column("consumer_group").to_pylist()) for rows in (owed, answered))
             all_proven = table(frames.ANSWERED, [{"consumer_group": group, "answered": True} for group in groups - asked])

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PACKETS = "`bucket` int, `kind` string, `packet` binary"
-STUBS_OF_BUCKET = 75_000
-"""With more the engine gains nothing, with 10,000 half its time goes into planning; two groups of so many take some 80 MB."""
-FEW_STUBS = 10_000
+DELIVERIES_OF_BUCKET = 150_000
+"""With more the engine gains nothing, with 20,000 half its time goes into planning; so many take some 80 MB."""
+FEW_DELIVERIES = 20_000
 
 
-def buckets_for(stubs: int, partitions: int) -> int:
-    """Into how many buckets so many stubs are dealt: few make one, more keep every core at work."""
-    return 1 if stubs <= FEW_STUBS else max(partitions, -(-stubs // STUBS_OF_BUCKET))
+def buckets_for(deliveries: int, partitions: int) -> int:
+    """Into how many buckets so many are dealt at most: few make one, more keep every core at work."""
+    return 1 if deliveries <= FEW_DELIVERIES else max(partitions, -(-deliveries // DELIVERIES_OF_BUCKET))
 
 
 @dataclass(frozen=True, slots=True)

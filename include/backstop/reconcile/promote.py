@@ -26,6 +26,7 @@ from backstop.config.settings import Settings
 from backstop.errors import PromotionFailed, RunError, StoreFailed, StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.reconcile.find_gaps import find_gaps
+from backstop.reconcile.lineage import not_continued, topics_of
 from backstop.reconcile.open_cases import CaseKey, open_cases
 from backstop.records import Counts, Key
 from backstop.resend.request import FOR_GOOD, Ask, ask, duplicates_of, ramped_topics, route_for, waits_for_evidence
@@ -57,6 +58,7 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
     """
     counts, failures = Counts(), Failures()
     with Sources(settings, connections) as sources:
+        _require_lineages(settings, sources, control, run.run_id)
         counts += _promote_control(settings, sources, control, run)
         counts += find_gaps(settings, sources, control, run)
         counts.add("stubs_moved", _promote_shards(settings, connections, sources, control, failures, run.run_id, run.as_of))
@@ -119,6 +121,7 @@ def _finish_earlier(
     """Moves the stubs that an earlier run left; whatever goes wrong with it is noted."""
     moved = 0
     try:
+        _lapse_confirmations(settings, sources, control, run_id)
         moved = _promote_shards(settings, connections, sources, control, failures, run_id, as_of)
         with control, control.cursor() as cursor:
             hold(cursor, run)
@@ -238,26 +241,29 @@ def _batches(asks: list[Ask]) -> Iterator[list[Ask]]:
         yield batch
 
 
-def _lapse_confirmations(settings: Settings, sources: Sources, control: Any, run_id: int) -> None:
-    """Where a store whose logs were scanned is another server now, or cannot say, nothing is confirmed: what the scan saw done
-    may have been lost in a failover. Those stubs stay due."""
+def _scanned(control: Any, run_id: int) -> dict[str, str]:
+    """The stores whose logs the run scanned, each with its lineage before that."""
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["scanned_stores"], {"run_id": run_id})
-        scanned = dict(cursor.fetchall())
-    for subject, lineage in scanned.items():
-        if _lineage_of(settings, sources, subject) != lineage:
-            with control, control.cursor() as cursor:
-                cursor.execute(_SQL["lapse_confirmations"], {"run_id": run_id})
+        return {subject.removeprefix("store "): lineage for subject, lineage in cursor.fetchall()}
 
 
-def _lineage_of(settings: Settings, sources: Sources, subject: str) -> str | None:
-    group = next((name for name, group in settings.groups.items() if f"store {group.store}" == subject), None)
-    if group is None:
-        return None
-    try:
-        return sources.logs_of(group).lineage()
-    except Unavailable:
-        return None
+def _require_lineages(settings: Settings, sources: Sources, control: Any, run_id: int) -> None:
+    changed = not_continued(settings, sources, _scanned(control, run_id))
+    if changed:
+        raise StoreUnavailable(
+            f"What run {run_id} saw done in {', '.join(changed)} may be lost: the server is another one now, went back, or does"
+            " not answer.",
+            kept="Nothing of the run was promoted; its stubs stay due.",
+            next_step="The next run judges them again.",
+        )
+
+
+def _lapse_confirmations(settings: Settings, sources: Sources, control: Any, run_id: int) -> None:
+    """What an earlier run's scan saw done may have been lost since: those stubs stay due."""
+    for store in not_continued(settings, sources, _scanned(control, run_id)):
+        with control, control.cursor() as cursor:
+            cursor.execute(_SQL["lapse_confirmations"], {"run_id": run_id, "topics": topics_of(settings, store)})
 
 
 def _half_promoted(control: Any, run: Run) -> list[tuple[int, Any]]:
@@ -271,7 +277,6 @@ def _promote_shards(
     settings: Settings, connections: Connections, sources: Sources, control: Any, failures: Failures, run_id: int, as_of: Any
 ) -> int:
     """Moves the stubs of every reachable shard, the shards beside one another; what is left in staging is still to do."""
-    _lapse_confirmations(settings, sources, control, run_id)
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["staged_shards"], {"run_id": run_id})
         names = [name for (name,) in cursor.fetchall()]

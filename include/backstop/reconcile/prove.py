@@ -26,6 +26,7 @@ from backstop.reconcile.answer_proof import Answer, Counted, Window, answer
 from backstop.reconcile.export_proof import COLUMNS, FORMATS, write_export
 from backstop.reconcile.gather import Phases, gather
 from backstop.reconcile.judge_batches import Rule, judge_batches
+from backstop.reconcile.lineage import not_continued
 from backstop.reconcile.read import read_window
 from backstop.reconcile.sign_proof import write_manifest
 from backstop.records import Counts
@@ -115,8 +116,11 @@ def prove(
         (row["message_id"], row["consumer_group"], row["verdict"], row["reason"])
         for row in rows.where("standing = 'lost'").orderBy("message_id", "consumer_group").limit(LOST_SHOWN).collect()
     ]
+    with Sources(settings, connections) as sources:
+        changed = not_continued(settings, sources, gathered.lineages)
+    missed = {**gathered.missed, **{f"store {store}": "it is another server since its logs were read" for store in changed}}
     total = sum(stubs.values())
-    said, sentence = answer(window, total, owed, counts, broken, gathered.missed)
+    said, sentence = answer(window, total, owed, counts, broken, missed)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     written, digest = write_export(_tables(rows), folder or Path(), formats if folder is not None else ())
@@ -124,7 +128,7 @@ def prove(
         manifest = {
             "run_id": run.run_id, "as_of": run.as_of.isoformat(), "topic": window.topic, "from": window.start.isoformat(),
             "to": window.end.isoformat(), "policy_version": settings.version, "answer": str(said), "sentence": sentence,
-            "stubs": stubs, "deliveries": digest.rows, "counts": digest.by_standing, "missed": dict(gathered.missed),
+            "stubs": stubs, "deliveries": digest.rows, "counts": digest.by_standing, "missed": dict(missed),
             "broken": broken, "digest": str(digest),
         }  # fmt: skip
         write_manifest(folder, manifest, written, signing_key(settings))
@@ -134,7 +138,7 @@ def prove(
         cursor.execute(_SQL["save_proof"], {
             "run_id": run.run_id, "topic": window.topic, "start": window.start, "end": window.end, "answer": str(said),
             "sentence": sentence, "stubs": json.dumps(stubs), "owed_stubs": owed, "broken": broken,
-            "deliveries": digest.rows, "missed": json.dumps(dict(gathered.missed)), "digest": str(digest),
+            "deliveries": digest.rows, "missed": json.dumps(dict(missed)), "digest": str(digest),
         })  # fmt: skip
         for one in counts:
             cursor.execute(_SQL["save_proof_count"], {

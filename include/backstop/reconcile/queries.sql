@@ -13,8 +13,10 @@ SELECT r.subject, r.lineage
 FROM staged_read r JOIN run ON run.run_id = r.run_id AND run.stage = r.stage
 WHERE r.run_id = %(run_id)s AND r.lineage IS NOT NULL;
 
--- name: lapse_confirmations: what was found done is judged again
-DELETE FROM staged_stub WHERE run_id = %(run_id)s AND new_status = 'confirmed' AND old_status <> 'confirmed';
+-- name: lapse_confirmations: what rests on work that was found done is judged again
+DELETE FROM staged_stub
+WHERE run_id = %(run_id)s AND topic = ANY (%(topics)s::text[]) AND new_status IN ('confirmed', 'exhausted')
+    AND new_status <> old_status;
 
 -- name: incomplete_reads: what the run could not read
 SELECT r.subject, coalesce(r.detail, 'no reason given')

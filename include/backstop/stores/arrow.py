@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,11 @@ _KINDS = {
 def arrow_schema(columns: Mapping[str, str]) -> Any:
     """The Arrow schema of `columns` (name -> Spark's type name)."""
     return pa.schema([(name, _KINDS[kind]) for name, kind in columns.items()])
+
+
+def concat(tables: Sequence[Any]) -> Any:
+    """Tables of one schema as one."""
+    return pa.concat_tables(tables)
 
 
 def read_copy(answer: bytes, columns: Mapping[str, str]) -> Any:

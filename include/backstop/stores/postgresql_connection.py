@@ -37,6 +37,10 @@ STATEMENT_TIMEOUT = timedelta(seconds=60)
 """A batch takes milliseconds; percentiles over millions of due rows take seconds."""
 GRACE = 5.0
 """Seconds that a server gets beyond its own limit before the line is cut from this side."""
+BULK_TIMEOUT = timedelta(minutes=15)
+"""One part of a scan, or the cuts of all of them: millions of rows from a cold disk take minutes."""
+SNAPSHOT_TIMEOUT = timedelta(minutes=30)
+"""A snapshot holds back the server's vacuum: a reader that is gone or stuck loses it after so long."""
 _TRIES = 4
 _PIECE = 16 * 2**20
 """Bytes of COPY that are read into one Arrow table: some 75,000 stubs."""
@@ -192,6 +196,8 @@ class PostgresConnection:
         session exported. `keep` is called again for all of them when `run` tries again. Raises StoreUnavailable."""
         from backstop.stores.arrow import read_copy
 
+        reader = PostgresConnection(self.subject, self._url, statement_timeout=BULK_TIMEOUT)
+
         def work(cursor: Cursor) -> list[T]:
             if snapshot is not None:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -203,18 +209,22 @@ class PostgresConnection:
                 rows.end()
             return kept
 
-        return self.run(work)
+        try:
+            return reader.run(work)
+        finally:
+            reader.close()
 
     @contextmanager
     def snapshot(self, work: Callable[[Cursor, str], T]) -> Iterator[T]:
         """What `work` returns of a read-only transaction and of the name by which other sessions read as of the same instant,
         until the context ends; on a connection of its own. Raises StoreUnavailable."""
-        holder = PostgresConnection(self.subject, self._url)
+        holder = PostgresConnection(self.subject, self._url, statement_timeout=BULK_TIMEOUT)
 
         def export(cursor: Cursor) -> T:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            # Its parts are read by others, for as long as that takes.
-            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            # Its parts are read by others.
+            idle = str(round(SNAPSHOT_TIMEOUT.total_seconds() * 1000))
+            cursor.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", (idle,))
             cursor.execute("SELECT pg_export_snapshot()")
             ((name,),) = cursor.fetchall()
             return work(cursor, name)

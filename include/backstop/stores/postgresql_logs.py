@@ -17,7 +17,7 @@ from backstop.records import Key, LogRow
 from backstop.stores.postgresql_check import check
 from backstop.stores.postgresql_connection import PostgresConnection, columns, readable
 from backstop.stores.postgresql_privileges import CONSUMER
-from backstop.stores.postgresql_scan import parts_of
+from backstop.stores.postgresql_scan import ROWS_OF_PART, parts_of
 from backstop.stores.protocol import LOG_COLUMNS, PART_COLUMNS, Part, Scan
 
 _SQL = load("backstop.stores", "postgresql_logs.sql")
@@ -26,6 +26,7 @@ _NOTHING = (None,) * 12
 """The columns of row_columns after the key, of a row that cannot be read."""
 _CHUNK = 10_000
 """Keys of one statement."""
+_MOST_OF_PART = 8 * ROWS_OF_PART
 T = TypeVar("T")
 
 
@@ -62,9 +63,13 @@ class PostgresLogs:
         return found
 
     def log_table(self, group: str, keys: Sequence[Key]) -> Any:
+        from backstop.stores.arrow import concat  # needs pyarrow, which not every caller has
+
         select = f"SELECT {_SQL['rule_columns']}, {_SQL['broken']} AS log_broken {_SQL['of_keys']}"
         ordered = f"SELECT {', '.join(LOG_COLUMNS)} FROM ({select}) AS found"
-        return self._connection.copy(ordered, _of_keys(group, self._connection.storable_keys(keys)), LOG_COLUMNS)
+        asked = self._connection.storable_keys(keys)
+        chunks = [asked[start : start + _CHUNK] for start in range(0, len(asked), _CHUNK)] or [[]]
+        return concat([self._connection.copy(ordered, _of_keys(group, chunk), LOG_COLUMNS) for chunk in chunks])
 
     def scan_done(self, groups: Mapping[str, datetime], worth: Mapping[str, float], partitions: int) -> Scan | None:
         def cut(cursor: Cursor) -> Scan | None:
@@ -78,7 +83,7 @@ class PostgresLogs:
                 rows = int(plan[0]["Plan"]["Plan Rows"])
                 if rows < worth[group]:
                     total += rows
-                    parts += _parts(cursor, group, since, parts_of(rows, partitions))
+                    parts += _parts(cursor, group, since, parts_of(rows, partitions), worth[group])
             return Scan(parts, total) if parts else None
 
         return self._connection.run(cut)
@@ -89,6 +94,10 @@ class PostgresLogs:
     def lineage(self) -> str:
         ((name,),) = self._connection.rows(_SQL["lineage"])
         return str(name)
+
+    def continues(self, lineage: str) -> bool:
+        ((same,),) = self._connection.rows(_SQL["continues"], {"lineage": lineage})
+        return bool(same)
 
     def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:
         values = {"group": group, "start": start, "end": end, "limit": limit}
@@ -114,17 +123,18 @@ class PostgresLogs:
         self.close()
 
 
-def _parts(cursor: Cursor, group: str, since: datetime, number: int) -> list[Part]:
-    """Ranges of equal length from `since` to now; the last has no end."""
+def _parts(cursor: Cursor, group: str, since: datetime, number: int, worth: float) -> list[Part]:
+    """Ranges of equal length from `since` to now; the last has no end. The estimate may be wrong by any factor, so each part
+    ends after twice its share of what the scan is worth: what it leaves out is looked up by key."""
     cursor.execute(_SQL["clock"])
     ((now,),) = cursor.fetchall()
     step = (now - since) / number
     ends = [*(since + step * place for place in range(number)), "infinity"]
     done = f"SELECT l.consumer_group, {_SQL['rule_columns']}, {_SQL['broken']} AS log_broken {_SQL['done_between']}"
-    parts = []
+    parts, most = [], min(_MOST_OF_PART, int(2 * worth / number) + 1)
     for start, end in pairwise(ends):
         select = readable(cursor, done, PART_COLUMNS["logs"])
-        text = cursor.mogrify(select, {"group": group, "start": start, "end": end}).decode()
+        text = cursor.mogrify(select, {"group": group, "start": start, "end": end, "most": most}).decode()
         parts.append(Part({"logs": f"SELECT {', '.join(PART_COLUMNS['logs'])} FROM ({text}) AS l WHERE log_broken IS NULL"}))
     return parts
 

@@ -46,8 +46,15 @@ SELECT EXISTS (
             WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:2])
         ) = ARRAY['consumer_group', 'message_id', 'topic']);
 
--- name: lineage: the server's own name, and how often its history was forked (a failover, a restore)
-SELECT (SELECT system_identifier FROM pg_control_system())::text || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
+-- name: lineage: the server's own name, the fork of its history (a failover makes a new one), and how far it has come
+SELECT s.system_identifier || ' ' || left(pg_walfile_name(l.at), 8) || ' ' || l.at
+FROM pg_control_system() s, (SELECT pg_current_wal_lsn() AS at) l;
+
+-- name: continues: whether that history goes on here; a volume put back has the same name and fork, and has not come so far
+SELECT s.system_identifier::text = split_part(%(lineage)s::text, ' ', 1)
+    AND left(pg_walfile_name(pg_current_wal_lsn()), 8) = split_part(%(lineage)s::text, ' ', 2)
+    AND pg_current_wal_lsn() >= split_part(%(lineage)s::text, ' ', 3)::pg_lsn
+FROM pg_control_system() s;
 
 -- name: since: for an estimate, one group's rows first received since an instant
 SELECT 1 FROM consumer_log l
@@ -56,7 +63,8 @@ WHERE l.consumer_group = %(group)s::text AND l.first_received_at >= %(since)s::t
 -- name: done_between: one group's valid CONSUMED rows first received in [start, end); final, whenever they are read
 FROM consumer_log l
 WHERE l.consumer_group = %(group)s::text AND l.state = 'CONSUMED'
-    AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz;
+    AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz
+LIMIT %(most)s;
 
 -- name: received_between: one group's rows first received in [start, end), oldest first
 FROM consumer_log l

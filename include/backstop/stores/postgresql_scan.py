@@ -19,6 +19,8 @@ ROWS_OF_PART = 75_000
 FEW_ROWS = 2_000
 """So few are one part: a further task costs more than reading them."""
 MOST_PARTS = 256
+MOST_SHARES = 8
+"""Of a range whose rows no instant tells apart; each share reads the whole range and keeps its own."""
 
 
 def parts_of(rows: int, partitions: int) -> int:
@@ -27,18 +29,27 @@ def parts_of(rows: int, partitions: int) -> int:
 
 
 def scan(
-    connection: PostgresConnection, selects: Mapping[str, str], bounds: str, values: Mapping[str, Any], partitions: int
-) -> AbstractContextManager[Scan]:
-    """A Scan over `selects` (by names of PART_COLUMNS), which take `values` and have a column cut_at besides; `bounds` gives
-    the number of rows and, for `fractions` of them, the cuts. Raises StoreUnavailable on entering.
+    connection: PostgresConnection, selects: Mapping[str, str], bounds: str, values: Mapping[str, Any], partitions: int,
+    estimate: str | None = None,
+) -> AbstractContextManager[Scan]:  # fmt: skip
+    """A Scan over `selects` (by names of PART_COLUMNS), which take `values` and have columns message_id and cut_at; `bounds`
+    gives the number of rows (null: the planner's estimate of `estimate`) and, for `fractions` of them, the cuts. Raises
+    StoreUnavailable on entering.
 
     The transaction that exported the snapshot stays open until the context ends: stubs and attempts are of one instant, and
     no stub can move from one range to another between two reads.
     """
 
     def cut(cursor: Cursor, snapshot: str) -> Scan:
+        # Rolled back, so that the open transaction keeps no lock of the table, which a migration would wait for.
+        cursor.execute("SAVEPOINT bounds")
         cursor.execute(bounds, {"fractions": [number / MOST_PARTS for number in range(MOST_PARTS)], **values})
         ((rows, cuts),) = cursor.fetchall()
+        if rows is None:
+            cursor.execute(f"EXPLAIN (FORMAT JSON) {estimate}", values)
+            ((plan,),) = cursor.fetchall()
+            rows = max(1, int(plan[0]["Plan"]["Plan Rows"]))
+        cursor.execute("ROLLBACK TO SAVEPOINT bounds")
         if not rows:
             return Scan([], 0)
         wanted = parts_of(rows, partitions)
@@ -46,6 +57,13 @@ def scan(
         # A cut at the first instant would leave a range without rows. The ends are open.
         ends = ["-infinity", *(at for at in chosen if at != cuts[0]), "infinity"]
         ranges = [cursor.mogrify(_SQL["range"], {"start": start, "end": end}).decode() for start, end in pairwise(ends)]
+        if wanted >= 2 * len(ranges):
+            # Many of one instant, as after an outage: each range is read by several, by the hash of the id.
+            shares = min(MOST_SHARES, wanted // len(ranges))
+            ranges = [
+                f"{within} AND " + cursor.mogrify(_SQL["share"], {"shares": shares, "share": share}).decode()
+                for within in ranges for share in range(shares)
+            ]  # fmt: skip
         texts = {}
         for name, select in selects.items():
             whole = cursor.mogrify(readable(cursor, select, {**PART_COLUMNS[name], "cut_at": "timestamptz"}), values).decode()

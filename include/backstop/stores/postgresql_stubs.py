@@ -83,7 +83,7 @@ class PostgresStubs:
             "attempts": f"{_SQL['attempt_columns']} {_SQL['attempts_of_window']}",
         }
         values = {"topic": topic, "created_from": start, "created_to": end, "shard": self._shard}
-        return scan(self._connection, selects, _SQL["window_bounds"], values, partitions)
+        return scan(self._connection, selects, _SQL["window_bounds"], values, partitions, _SQL["window_estimate"])
 
     def read_part(self, part: Part, keep: Callable[[str, Any], T]) -> list[T]:
         return self._connection.copy_parts(part.statements, PART_COLUMNS, part.snapshot, keep)

@@ -19,7 +19,10 @@ SELECT count(*) FROM (
 -- name: bounds: how many stubs are due, and the instants (as text) that cut them into ranges of equal size, over the due index
 SELECT count(*), (percentile_disc(%(fractions)s::float8[]) WITHIN GROUP (ORDER BY s.next_check_at))::text[]
 FROM message_stub s
-WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz;
+WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
+    AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
+    AND (%(created_from)s::timestamptz IS NULL OR s.created_at >= %(created_from)s::timestamptz)
+    AND (%(created_to)s::timestamptz IS NULL OR s.created_at < %(created_to)s::timestamptz);
 
 -- name: stub_columns: begins a table for the rule: the columns of STUB_COLUMNS
 SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_count, s.refusals, s.max_sends,
@@ -59,11 +62,12 @@ WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
 FROM message_stub s
 WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestamptz AND s.created_at < %(created_to)s::timestamptz;
 
--- name: window_bounds: how many stubs of a topic a window holds, and the instants (as text) that cut it into ranges of equal length
-SELECT (SELECT count(*) FROM message_stub s
-        WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestamptz
-            AND s.created_at < %(created_to)s::timestamptz),
-    array_agg((%(created_from)s::timestamptz + (%(created_to)s::timestamptz - %(created_from)s::timestamptz) * f)::text
+-- name: window_estimate: for an estimate, one topic's stubs created in a window
+SELECT 1 FROM message_stub s
+WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestamptz AND s.created_at < %(created_to)s::timestamptz;
+
+-- name: window_bounds: that it is not known how many stubs it holds, and the instants (as text) that cut it into ranges of equal length
+SELECT NULL::bigint, array_agg((%(created_from)s::timestamptz + (%(created_to)s::timestamptz - %(created_from)s::timestamptz) * f)::text
         ORDER BY f)
 FROM unnest(%(fractions)s::float8[]) AS f;
 
@@ -111,8 +115,11 @@ CROSS JOIN LATERAL (
 LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
 WHERE s.send_count > 1 OR s.first_groups IS NOT NULL;
 
--- name: range: the predicate of one partition of a scan; -infinity and infinity are open ends
+-- name: range: the predicate of one part of a scan; -infinity and infinity are open ends
 cut_at >= %(start)s::timestamptz AND cut_at < %(end)s::timestamptz;
+
+-- name: share: ... of one share of such a range
+(hashtext(message_id)::bigint & 2147483647) %% %(shares)s::bigint = %(share)s::bigint;
 
 -- name: stubs: by key, without their payload
 SELECT s.topic, s.message_id, s.status, s.send_count, s.refusals, s.max_sends, s.next_check_at, s.created_at, s.tag,

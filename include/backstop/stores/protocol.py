@@ -345,7 +345,11 @@ class LogStore(Protocol):
         ...
 
     def lineage(self) -> str:
-        """Names this server and its history: another one after a failover or a restore."""
+        """Names this server and its history so far."""
+        ...
+
+    def continues(self, lineage: str) -> bool:
+        """Whether this server has that history behind it: false after a failover or a restore."""
         ...
 
     def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:
