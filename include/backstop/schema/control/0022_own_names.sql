@@ -8,6 +8,11 @@ COMMENT ON COLUMN proposal.how IS 'stale: the case was over, or came back, befor
 -- case: a name that the log of decisions has for the case, because a decision that was refused puts the one before back
 -- letter: who gave the delivery up before, or triage, for what the log proves done
 -- request: the case that it decides, its own plan's or list's number
+CREATE FUNCTION approves_for(said text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM proposal p WHERE p.ended_at IS NULL AND p.who || ', approved by ' || session_user::text = said)
+$$;
+COMMENT ON FUNCTION approves_for IS 'whether this is the name of a proposal''s author with this session''s login as who approves it';
+
 CREATE OR REPLACE FUNCTION speak_for_yourself() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     line jsonb := pg_catalog.to_jsonb(NEW);
@@ -19,8 +24,7 @@ BEGIN
         OR NOT speaks_as_person() THEN
         RETURN NEW;
     END IF;
-    IF mode IN ('approves', 'case', 'letter') AND EXISTS (
-            SELECT FROM proposal p WHERE p.ended_at IS NULL AND p.who || ', approved by ' || me = said)
+    IF mode IN ('approves', 'case', 'letter') AND approves_for(said)
         OR mode = 'approves' AND said = 'the producer'
         OR mode = 'case' AND EXISTS (
             SELECT FROM decision_log l
@@ -39,6 +43,18 @@ BEGIN
         RETURN NEW;
     END IF;
     RAISE insufficient_privilege USING MESSAGE = 'the login ' || me || ' writes in its own name alone';
+END
+$$;
+
+-- The same for discards, once a statement: a person may give up a hundred thousand deliveries at once.
+CREATE FUNCTION discard_for_yourself() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF speaks_as_person() AND EXISTS (
+        SELECT FROM (SELECT DISTINCT decided_by FROM written) w
+        WHERE w.decided_by <> session_user::text AND NOT approves_for(w.decided_by)) THEN
+        RAISE insufficient_privilege USING MESSAGE = 'the login ' || session_user::text || ' writes in its own name alone';
+    END IF;
+    RETURN NULL;
 END
 $$;
 
@@ -62,12 +78,13 @@ DECLARE
 BEGIN
     EXECUTE 'ALTER FUNCTION speak_for_yourself()' || path;
     EXECUTE 'ALTER FUNCTION plan_for_yourself()' || path;
+    EXECUTE 'ALTER FUNCTION discard_for_yourself()' || path;
+    EXECUTE 'ALTER FUNCTION approves_for(text)' || path;
     FOR one IN
         SELECT * FROM (VALUES
             ('proposal', 'speaks_for_itself', 'who', ''), ('proposal', 'ends_for_itself', 'ended_by', ''),
             ('incident', 'speaks_for_itself', 'planned_by', ''), ('incident', 'approves_for_itself', 'approved_by', ''),
             ('case_note', 'speaks_for_itself', 'written_by', ''), ('pause', 'speaks_for_itself', 'paused_by', ''),
-            ('delivery_decision', 'speaks_for_itself', 'decided_by', 'approves'),
             ('withdrawal', 'speaks_for_itself', 'decided_by', 'approves'),
             ('message_version', 'speaks_for_itself', 'written_by', 'approves'),
             ('case_file', 'speaks_for_itself', 'decided_by', 'case'),
@@ -84,3 +101,6 @@ BEGIN
         || ') EXECUTE FUNCTION plan_for_yourself()';
 END
 $$;
+DROP TRIGGER speaks_for_itself ON delivery_decision;
+CREATE TRIGGER speaks_for_itself AFTER INSERT ON delivery_decision REFERENCING NEW TABLE AS written
+    FOR EACH STATEMENT EXECUTE FUNCTION discard_for_yourself();
