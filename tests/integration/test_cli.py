@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 import pytest
@@ -18,7 +20,8 @@ import pytest
 from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import Capabilities
 from backstop.cases.open import open_case
-from backstop.cli.app import run_app
+from backstop.cli import extras
+from backstop.cli.app import COMMANDS, make_app, run_app
 from backstop.records import ID_HEADER, Counts, Message
 from backstop.runs.run import close_run, open_run
 from backstop.schema.revisions import head
@@ -143,6 +146,25 @@ def test_an_unknown_id_says_what_was_searched_and_ends_with_1(world: World, cli:
     assert "UNSENT (never_sent): it was never handed to the broker" in cli.out
     stories = cli.json("where", "orders", "known", "unknown", code=1)
     assert [story["found"] for story in stories] == [True, False]
+
+
+def test_a_topic_or_duty_that_there_is_not_is_refused_and_not_called_empty(world: World, cli: Cli) -> None:
+    assert cli("where", "oders", "known") == 2
+    assert "topic oders: there is no such topic" in cli.err and "orders" in cli.err
+    assert cli("runs", "list", "--duty", "bogus") == 2
+    assert "--duty bogus: there is no such duty" in cli.err and "reconcile" in cli.err
+    open_run(world.conn, "incident", "*", world.settings)
+    assert [run["duty"] for run in cli.json("runs", "list", "--duty", "incident")] == ["incident"]
+
+
+def test_topics_and_groups_are_created_as_the_settings_have_them(world: World, cli: Cli) -> None:
+    with open_broker(world.settings, world.connections, "embedded") as broker:
+        broker.delete_topic("orders")
+        assert cli("topics", "create") == 0, cli.err
+        assert broker.groups("orders") == ["billing", "shipping"]
+        assert [len(broker.queues(topic)) for topic in ("orders", "payments")] == [4, 2], "what is there stays as it is"
+        assert cli("topics", "create", "payments", "--queues", "3") == 0 and len(broker.queues("payments")) == 3
+        assert cli("topics", "create", "none") == 2 and "Name one of: orders" in cli.err
 
 
 def test_where_reads_ids_from_a_file_and_keeps_odd_ones_whole(world: World, cli: Cli, tmp_path: Path) -> None:
@@ -382,7 +404,7 @@ def test_migrate_prints_the_sql_for_a_dba_without_any_database(cli: Cli, monkeyp
 
 def test_schema_prints_the_committed_schema(cli: Cli) -> None:
     assert cli("schema") == 0
-    assert cli.out == (PROJECT / "backstop.schema.json").read_text()
+    assert cli.out == (PROJECT / "docs" / "backstop.schema.json").read_text()
 
 
 # errors
@@ -398,6 +420,41 @@ def test_a_control_database_that_is_away_ends_with_3_in_three_parts_without_trac
     assert cli("--debug", "cases", "list") == 3
     assert "Traceback" in cli.err
     assert "s3cr3t" not in cli.out + cli.err
+
+
+def test_a_server_that_lets_nobody_in_is_not_called_silent(world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a password that is a part of other words eats none of them."""
+    right = {name: os.environ[f"AIRFLOW_CONN_BACKSTOP_{name}"] for name in ("CONTROL", "PRODUCER_A", "BROKER")}
+    for name, url in right.items():
+        parts = urlsplit(url)
+        address = f"{'' if name == 'BROKER' else parts.username}:base@{parts.hostname}:{parts.port}"
+        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{name}", urlunsplit(parts._replace(netloc=address)))
+    assert cli("cases", "list") == 3
+    assert "The control database (backstop_control) refused the connection: password authentication failed" in cli.err
+    assert "Correct the login, password or database" in cli.err and "did not answer" not in cli.err
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", right["CONTROL"])
+    assert cli("where", "orders", "x") == 3
+    assert "shard shop_a" in cli.out and "refused the connection: password authentication failed" in cli.out
+    assert "The Redis Streams broker refused" in cli.out or "embedded" not in cli.out
+    found = {one["subject"]: one["says"] for one in cli.json("check", code=1)["findings"] if not one["good"]}
+    assert "refused" in found["broker embedded"] and "did not answer" not in found["broker embedded"]
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("pyspark.sql", "spark"), ("great_expectations", "quality"), ("re2", "platform")])
+def test_a_missing_extra_is_named_with_its_command(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str
+) -> None:
+    def needs_it(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr("backstop.runs.control.connect", needs_it)
+    assert cli("cases", "list") == 2
+    assert f'pip install "backstop-mq[{extra}]"' in cli.err and three_parts(cli.err)
+
+
+def test_every_extra_that_is_named_is_one(cli: Cli) -> None:
+    known = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras._EXTRAS) <= set(known)
 
 
 def test_an_unexpected_error_says_so_without_traceback_or_password(
@@ -423,10 +480,23 @@ def test_wrong_settings_end_with_2_and_every_line(world: World, cli: Cli) -> Non
     assert "topics.orders.mode: 'fix'; allowed: 'observe' or 'repair'" in cli.err
 
 
+def test_every_command_is_there_by_itself_and_among_all(cli: Cli) -> None:
+    for name in COMMANDS:
+        assert cli(name, "--help") == 0, name
+        assert cli.out.startswith(f"Usage: backstop {name}")
+    assert cli("--debug", "--config", "runs", "cases", "--help") == 0 and "backstop cases" in cli.out
+    whole = make_app(None)
+    assert {one.name for one in (*whole.registered_commands, *whole.registered_groups)} == set(COMMANDS)
+    assert cli("bogus") == 2 and "No such command 'bogus'" in cli.err
+
+
 def test_help_loads_nothing_heavy() -> None:
+    """It answers within 0.3 s of CPU time, because it imports no command."""
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from backstop.cli.app import run_app; run_app(['--help']);"
-         "print(sorted({'pyspark', 'great_expectations', 'psycopg2', 'sqlalchemy', 'pydantic', 'redis'} & set(sys.modules)))"],
+        [sys.executable, "-c", "import sys; from backstop.cli.app import COMMANDS, run_app; run_app(['--help']);"
+         "assert not {f'backstop.cli.{module}' for module, _ in COMMANDS.values()} & set(sys.modules);"
+         "print(sorted({'pyspark', 'great_expectations', 'psycopg2', 'sqlalchemy', 'pydantic', 'redis', 'rich', 'yaml'}"
+         " & set(sys.modules)))"],
         env={**os.environ, "PYTHONPATH": str(PROJECT / "include")}, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"

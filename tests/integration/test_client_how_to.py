@@ -1,5 +1,4 @@
-"""The README's and the how-to's own programs, word for word, on real servers."""
-
+"""The README's and the how-to's own commands and programs, word for word and in order, on real servers."""
 
 from __future__ import annotations
 
@@ -17,40 +16,98 @@ import pytest
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import KeptConnection
 from backstop.errors import ContractBroken
+from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from client_world import Database, broker, consumer, postgres, producer, valkey  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "produce-and-consume.md"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NO_EXTRA = """
+import sys
+
+class OnlyTheBase:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("typer", "rich", "yaml", "pydantic", "pydantic_core", "duckdb", "pyarrow"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, OnlyTheBase())
+"""
+COMMAND = """#!{python}
+import os, sys
+sys.path.insert(0, {include!r})
+if os.path.exists({base!r}):
+    exec(open({base!r}).read())
+from backstop.cli import main
+main()
+"""
 
 
-def test_the_how_to_works_as_it_is_written(
-    producer: Database, consumer: Database, broker: RedisStreams, valkey: Valkey, tmp_path: Path
-) -> None:
-    programs = dict(
-        re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    )
-    assert sorted(programs) == ["consumer.py", "producer.py"]
-    for name, text in programs.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    consumer.run("DROP TABLE IF EXISTS bill; CREATE TABLE bill (order_id text, amount integer)")
-    environment = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(ROOT / "include"),
-        "PRODUCER_DATABASE": producer.dsn,
-        "CONSUMER_DATABASE": consumer.dsn,
-        "BROKER": valkey.url(),
-    }
-    order = "from producer import place_order; place_order('o-1', 5); place_order('o-2', 7)"
-    subprocess.run([sys.executable, "-c", order], cwd=tmp_path, env=environment, check=True, timeout=60)
-    worker = subprocess.Popen(
-        [sys.executable, "consumer.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
-    )
+class Reader:
+    """Somebody who follows the page in one folder."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.base = folder / "base_only.py"
+        """While it is there, `backstop` runs as without any extra."""
+        programs = folder / "bin"
+        programs.mkdir()
+        (programs / "backstop").write_text(
+            COMMAND.format(python=sys.executable, include=str(ROOT / "include"), base=str(self.base))
+        )
+        (programs / "backstop").chmod(0o755)
+        (programs / "python").symlink_to(sys.executable)
+        self.environment = {
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "include"), **environment,
+        }  # fmt: skip
+
+    def types(self, text: str) -> str:
+        """What the lines print; what pip would install is there."""
+        lines = "\n".join(line for line in text.splitlines() if not line.startswith("pip install"))
+        done = subprocess.run(
+            ["sh", "-eu", "-c", lines], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (lines, done.stdout, done.stderr)
+        return done.stdout
+
+    def starts(self, text: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["sh", "-c", f"exec {text.strip()}"], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def reader(postgres: Postgres, valkey: Valkey, tmp_path: Path) -> Reader:
+    urls = {}
+    for role in ("producer", "consumer", "control"):
+        name = f"how_to_{role}_{tmp_path.name}".lower()[-60:]
+        postgres.create_database(name)
+        urls[f"{role.upper()}_DATABASE"] = postgres.admin_dsn(name)
+    return Reader(tmp_path, {**urls, "BROKER": valkey.url()})
+
+
+def test_the_how_to_works_as_it_is_written(reader: Reader) -> None:
+    blocks = list(BLOCK.findall(PAGE.read_text(encoding="utf-8")))
+    for _, text in blocks:
+        if found := re.match(r"# (\w+\.(?:py|yaml))\n", text):
+            (reader.folder / found[1]).write_text(text, encoding="utf-8")
+    install, create, order, work, tell = (text for language, text in blocks if language == "sh")
+    reader.base.write_text(NO_EXTRA)
+    reader.types(install + create)
+    for text in (text for language, text in blocks if language == "sql"):
+        database = re.match(r"-- (\w+) database\n", text)
+        assert database is not None
+        Database(reader.environment[f"{database[1].upper()}_DATABASE"]).run(text)
+    reader.types(order)
+    bills_in, stubs_in = (Database(reader.environment[f"{role}_DATABASE"]) for role in ("CONSUMER", "PRODUCER"))
+    worker = reader.starts(work)
     try:
         deadline = time.monotonic() + 30
         bills = "SELECT order_id, amount FROM bill ORDER BY 1"
-        while len(found := consumer.run(bills)) < 2:
-            assert worker.poll() is None, "the worker ended"
+        while len(found := bills_in.run(bills)) < 2:
+            assert worker.poll() is None, worker.communicate()
             assert time.monotonic() < deadline, found
             time.sleep(0.05)
         worker.send_signal(signal.SIGTERM)
@@ -60,18 +117,37 @@ def test_the_how_to_works_as_it_is_written(
     assert [tuple(row.values()) for row in found] == [("o-1", 5), ("o-2", 7)]
     assert said.decode().strip() == "processed 2"
     assert worker.returncode == 0
-    states = producer.run("SELECT sent_at IS NOT NULL AS sent FROM message_stub")
+    states = stubs_in.run("SELECT sent_at IS NOT NULL AS sent FROM message_stub")
     assert [row["sent"] for row in states] == [True, True]
-    with pytest.raises(subprocess.CalledProcessError):  # the same order again
-        subprocess.run(
-            [sys.executable, "-c", order],
-            cwd=tmp_path,
-            env=environment,
-            check=True,
-            capture_output=True,
-            timeout=60,
-        )
-    assert len(producer.run("SELECT 1 FROM message_stub")) == 2
+    with pytest.raises(AssertionError, match="ContractBroken"):  # the same orders again
+        reader.types(order)
+    assert len(stubs_in.run("SELECT 1 FROM message_stub")) == 2
+    with pytest.raises(AssertionError, match=r'pip install "backstop-mq\[platform\]"'):
+        reader.types("backstop check")
+    reader.base.unlink()
+    assert "billing: CONFIRMED" in reader.types(tell)
+
+
+def test_a_topic_that_is_missing_is_told_to_producer_and_consumer(reader: Reader) -> None:
+    """Neither fails: Backstop goes on with the message, and the consumer with the topic once it is there."""
+    blocks = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+    for name, text in blocks.items():
+        (reader.folder / name).write_text(text.replace('"orders"', '"nowhere"'), encoding="utf-8")
+    for role in ("producer", "consumer"):
+        reader.types(f"backstop migrate --role {role} --database env:{role.upper()}_DATABASE")
+    Database(reader.environment["PRODUCER_DATABASE"]).run("CREATE TABLE IF NOT EXISTS business_order (order_id text)")
+    order = subprocess.run(
+        [sys.executable, "-c", "from producer import place_order; place_order('o-3', 5)"], cwd=reader.folder,
+        env=reader.environment, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "there is no topic 'nowhere': backstop topics create nowhere" in order.stderr
+    worker = reader.starts("python consumer.py")
+    try:
+        assert worker.stderr is not None
+        assert "there is no such topic (`backstop topics create nowhere`)" in worker.stderr.readline().decode()
+    finally:
+        worker.kill()
+        worker.wait()
 
 
 def test_the_code_of_the_readme_works_as_it_is_written(

@@ -148,13 +148,15 @@ def fill(world: World) -> None:
 def test_an_export_in_json_lines_holds_every_byte(world: World, cli: Cli, tmp_path: Path) -> None:
     fill(world)
     file = tmp_path / "letters.jsonl"
-    file.write_text("an older one")
     assert cli.json("dead-letters", "export", "--output", str(file)) == {"written": 5, "file": str(file)}
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert {row["message_id"]: base64.b64decode(row["content_base64"]) for row in rows} == {**CONTENTS, None: b"?"}
     assert base64.b64decode(rows[-1]["headers_base64"]) == b"\xff\x00" and rows[-1]["properties"] == {"a": "ü"}
     assert rows[0]["died_at"] == "2026-11-21T10:00:00+00:00"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    written = file.read_bytes()
+    assert cli("dead-letters", "export", "--output", str(file), "--all") == 2, "an export replaces nothing"
+    assert "exists already" in cli.err and file.read_bytes() == written
     assert [one.name for one in tmp_path.glob(".letters*")] == []
 
 
@@ -174,14 +176,13 @@ def test_an_export_in_parquet_holds_every_byte_in_bounded_groups(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_an_export_that_breaks_off_leaves_the_old_file_and_nothing_else(
+def test_an_export_that_breaks_off_leaves_nothing(
     world: World, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(world)
     folder = tmp_path / "out"
     folder.mkdir()
     file = folder / "letters.jsonl"
-    file.write_text("an older one")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -189,7 +190,7 @@ def test_an_export_that_breaks_off_leaves_the_old_file_and_nothing_else(
     monkeypatch.setattr(subject.os, "fsync", full)
     assert cli("dead-letters", "export", "--output", str(file)) == 2
     assert "cannot be written: No space left on device" in cli.err
-    assert file.read_text() == "an older one" and [one.name for one in folder.iterdir()] == ["letters.jsonl"]
+    assert list(folder.iterdir()) == []
 
 
 def test_where_tells_of_the_dead_letters_of_a_message(world: World, cli: Cli) -> None:

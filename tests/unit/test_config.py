@@ -88,7 +88,7 @@ def test_the_embedded_configuration_is_valid_in_seconds_and_in_mode_repair() -> 
 
 
 def test_the_committed_json_schema_is_that_of_the_code() -> None:
-    assert (PROJECT / "backstop.schema.json").read_text() == json_schema.as_text()
+    assert (PROJECT / "docs" / "backstop.schema.json").read_text() == json_schema.as_text()
 
 
 def test_the_subscriptions_policy_wins_over_the_groups_the_topics_and_the_general_one() -> None:

@@ -106,6 +106,19 @@ def test_a_text_with_a_resolved_password_can_be_hidden(monkeypatch: pytest.Monke
     assert connections.hide("login hun@ter2 failed, hun%40ter2") == "login *** failed, ***"
 
 
+@pytest.mark.parametrize(("password", "text", "hidden"), [
+    ("shop", "shop_a of the shop: shops, shop@h, 'shop'", "shop_a of the ***: shops, ***@h, '***'"),
+    ("1", "21 rows, login 1", "21 rows, login ***"),
+    ("hunter2hunter", "xhunter2hunterx", "x***x"),
+    ("s3cr3t-and-long", r"\ns3cr3t-and-long\n", r"\n***\n"),
+])  # fmt: skip
+def test_a_password_that_may_be_a_part_of_other_words_eats_none_of_them(
+    password: str, text: str, hidden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", f"postgresql://me:{password}@h/db")
+    assert Connections().carrying(["shop"]).hide(text) == hidden
+
+
 def test_a_password_of_an_address_within_an_address_is_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
     jolokia = "http%3A%2F%2Fadmin%3Asecr%2540et%40h%3A8161%2Fapi%2Fjolokia"
     monkeypatch.setenv("AIRFLOW_CONN_MQ", f"stomp://app:hunter2@h:61613?jolokia={jolokia}")

@@ -10,10 +10,17 @@ def main() -> None:
     try:
         from backstop.cli.app import run_app
     except ModuleNotFoundError as missing:
-        if missing.name not in ("typer", "rich", "click"):
+        from backstop.cli.extras import extra_of, install
+
+        if extra_of(missing.name) != "platform":
             raise
+        if sys.argv[1:2] in (["migrate"], ["topics"]):
+            from backstop.cli.set_up import run_without_platform
+
+            sys.exit(run_without_platform(sys.argv[1:]))
         print(
-            'The command line is not installed.\n  kept: Nothing was started.\n  next: pip install "backstop-mq[platform]"',
+            "backstop: The command line is not installed, but for `backstop migrate` and `backstop topics`.\n"
+            f"  kept: Nothing was started.\n  next: {install('platform')}",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -4,59 +4,78 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from backstop.cli import (
-    alerts,
-    cases,
-    check,
-    context,
-    dead_letters,
-    erase,
-    metrics,
-    migrate,
-    pause,
-    prove,
-    replay,
-    restore,
-    run,
-    runs,
-    schema,
-    where,
-)
+from backstop.cli import context
+from backstop.cli.extras import extra_of, install
 from backstop.cli.out import printable
 from backstop.errors import BackstopError
 
-app = typer.Typer(
-    name="backstop",
-    help="Did each consumer group do its work for every message? Finds what was lost, explains it, sends it again.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("migrate")(migrate.migrate)
-app.command("check")(check.check)
-app.command("schema")(schema.schema)
-app.add_typer(run.app, name="run")
-app.command("where")(where.where)
-app.command("prove")(prove.prove)
-app.command("metrics")(metrics.metrics)
-app.add_typer(cases.app, name="cases")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(alerts.app, name="alerts")
-app.command("pause")(pause.pause)
-app.command("resume")(pause.resume)
-app.command("erase")(erase.erase)
-app.add_typer(runs.app, name="runs")
-app.add_typer(restore.app, name="restore")
-app.command("replay")(replay.replay)
+COMMANDS = {
+    "migrate": ("migrate", "Bring databases to the schema of this version."),
+    "check": ("check", "Check settings, connections, clocks, privileges, durability."),
+    "topics": ("topics", "Create topics and groups at the broker."),
+    "schema": ("schema", "Print the JSON schema of backstop.yaml, for editors."),
+    "run": ("run", "Run a duty without Airflow: reconcile, resend, sweep, ..."),
+    "where": ("where", "Show the whole history of a message, and what is next."),
+    "prove": ("prove", "Show what was lost in a window, with an export as proof."),
+    "metrics": ("metrics", "Print the state of the duties for Prometheus."),
+    "cases": ("cases", "Decisions for a person: list, show, decide, note."),
+    "dead-letters": ("dead_letters", "Dead letters: list, show, causes, export."),
+    "alerts": ("alerts", "Alerts: list, deliver, test."),
+    "pause": ("pause", "Stop resending a topic, or everything."),
+    "resume": ("pause", "Resume resending."),
+    "erase": ("erase", "Empty the contents of messages, on request."),
+    "runs": ("runs", "Runs of the duties: list, show."),
+    "restore": ("restore", "After a database was restored from a backup."),
+    "replay": ("replay", "Plan a replay of a window, show it, ask for it."),
+}
+"""Name -> its module, and what `backstop --help` says of it: only the module of the command that was asked for is imported."""
 
 
-@app.callback()
+def make_app(wanted: str | None) -> typer.Typer:
+    """The program with this command whole, and of the others their names; `wanted` None: all of them whole."""
+    app = typer.Typer(
+        name="backstop",
+        help="Did each consumer group do its work for every message? Finds what was lost, explains it, sends it again.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help: importing rich costs more CPU time than the rest of `--help`
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(options)
+    for name, (module, sentence) in COMMANDS.items():
+        if wanted is not None and name != wanted:
+            app.command(name, help=sentence)(_only_named)
+            continue
+        loaded = import_module(f"backstop.cli.{module}")
+        if hasattr(loaded, "app"):
+            app.add_typer(loaded.app, name=name)
+        else:
+            app.command(name)(getattr(loaded, name))
+    return app
+
+
+def _only_named() -> None:
+    raise AssertionError("a command that was asked for is whole")
+
+
+def command_of(arguments: Sequence[str]) -> str | None:
+    """The command among them; None where there is none."""
+    left = iter(arguments)
+    for argument in left:
+        if argument == "--config":
+            next(left, None)
+        elif not argument.startswith("-"):
+            return argument
+    return None
+
+
 def options(
     config: Annotated[
         Path | None, typer.Option("--config", help="The settings; default: $BACKSTOP_CONFIG or ./backstop.yaml.")
@@ -72,7 +91,10 @@ def run_app(arguments: list[str]) -> int:
     stopped."""
     context.chosen = context.Chosen()
     try:
-        app(arguments, prog_name="backstop")
+        command = command_of(arguments)
+        # A shell that completes asks for every command and option.
+        whole = "_BACKSTOP_COMPLETE" in os.environ
+        make_app(None if whole else command or "")(arguments, prog_name="backstop")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:
@@ -85,18 +107,30 @@ def run_app(arguments: list[str]) -> int:
     except BackstopError as error:
         _say(error.what, error.kept, error.next_step)
         return error.exit_code
+    except ModuleNotFoundError as missing:
+        if not (extra := extra_of(missing.name)):
+            return _say_unexpected(missing)
+        _say(f"{missing.name} is not installed.", "What was committed stays valid.", f"{install(extra)}, then run it again.")
+        return 2
     except Exception as error:  # noqa: BLE001  the last resort: a person reads a sentence, not a traceback
-        _say(
-            f"Something unexpected: {type(error).__name__}: {error}",
-            "What was committed stays valid; every command may be run again.",
-            "Run it again with `backstop --debug ...` and report what it shows.",
-        )
-        return 1
+        return _say_unexpected(error)
     return 0
+
+
+def _say_unexpected(error: Exception) -> int:
+    _say(
+        f"Something unexpected: {type(error).__name__}: {error}",
+        "What was committed stays valid; every command may be run again.",
+        "Run it again with `backstop --debug ...` and report what it shows.",
+    )
+    return 1
 
 
 def _say(what: str, kept: str, next_step: str) -> None:
     hide = context.hide_secrets
     if context.chosen.debug:
+        import traceback
+
         print(hide(traceback.format_exc()), file=sys.stderr)
-    print(hide(f"backstop: {printable(what, lines=True)}\n  kept: {kept}\n  next: {next_step}"), file=sys.stderr)
+    # Part by part: a password that is a word of ours must not eat the labels.
+    print(f"backstop: {hide(printable(what, lines=True))}\n  kept: {hide(kept)}\n  next: {hide(next_step)}", file=sys.stderr)

@@ -133,6 +133,8 @@ def export(
         raise misused(f"There is no folder {output.parent}.", "Make it first, or name another file.")
     if output.is_dir():
         raise misused(f"{output} is a folder.", "Name a file.")
+    if output.exists():
+        raise misused(f"{output} exists already.", "Name a new file, or remove this one first.", kept="It was not touched.")
     wanted = _wanted(topic, group, state, every, category, cause, case, since)
     settings = context.load_settings()
     try:
@@ -143,7 +145,7 @@ def export(
     except OSError as error:
         raise misused(
             f"{output} cannot be written: {error.strerror or error}.", "Name a place where you may write, with room for it.",
-            kept="What was there under this name is as it was.",
+            kept="Nothing is there under this name.",
         ) from error
     if not written:
         explain_nothing(settings, [topic] if topic else [], [group] if group else [])

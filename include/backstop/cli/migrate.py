@@ -11,15 +11,18 @@ from backstop.cli import context, out
 if TYPE_CHECKING:
     from backstop.config.settings import Settings
 
-ROLES = ("control", "producer", "consumer")
-
 
 def migrate(
     role: Annotated[str | None, typer.Option("--role", help="control, producer or consumer; default: all.")] = None,
     as_sql: Annotated[bool, typer.Option("--sql", help="Only print the SQL, for a DBA to run.")] = False,
+    database: Annotated[
+        str | None,
+        typer.Option("--database", help="Only this one, without backstop.yaml: a URL, or env:NAME for the one in $NAME."),
+    ] = None,
     as_json: out.Json = False,
 ) -> None:
     """Bring each database to the schema of this version. Safe to run again, and by several at once."""
+    from backstop.cli.set_up import ROLES, migrate_one, text_of_migration
     from backstop.errors import ConfigurationError
 
     if role is not None and role not in ROLES:
@@ -38,18 +41,25 @@ def migrate(
             for name, text in texts.items():
                 print(f"-- Backstop: the {name} database\n{text.rstrip()}\n")
         return
-    settings, known = context.load_settings(), context.connections()
+    known = context.connections()
+    if database is not None:
+        applied = migrate_one(known, role, database)
+        if as_json:
+            out.document([{"database": database.rpartition("@")[2], "role": role, "applied": applied}])
+        else:
+            out.line(f"{role}: {text_of_migration(applied)}")
+        return
+    settings = context.load_settings()
     done: list[dict[str, object]] = []
     with out.progress("migrating") as say:
-        for name, database, ref in databases(settings):
+        for name, store, ref in databases(settings):
             if name not in roles:
                 continue
-            say(database)
+            say(store)
             applied = bring_up(known.url(ref), name)
-            done.append({"database": database, "role": name, "applied": applied})
+            done.append({"database": store, "role": name, "applied": applied})
             if not as_json:
-                says = f"applied {', '.join(applied)}" if applied else "nothing to do"
-                out.line(f"{database} ({name}): {says}")
+                out.line(f"{store} ({name}): {text_of_migration(applied)}")
     if as_json:
         out.document(done)
 

@@ -7,18 +7,23 @@ from typing import Annotated, Any
 import typer
 
 from backstop.cli import context, out
+from backstop.cli.misused import require_known
 from backstop.cli.read import read
 
+DUTIES = (
+    "reconcile", "resend", "sweep", "triage", "incident", "prove", "watch", "deliver_alerts", "retention", "audit",
+)
 app = typer.Typer(help="What the duties did: list, show.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_them(
-    duty: Annotated[str | None, typer.Option("--duty", help="reconcile or resend.")] = None,
+    duty: Annotated[str | None, typer.Option("--duty", help=f"Only this one of {', '.join(DUTIES)}.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1)] = 20,
     as_json: out.Json = False,
 ) -> None:
     """List runs, the newest first."""
+    require_known("--duty", [duty] if duty else [], DUTIES)
     rows = _read("runs", {"duty": duty, "run_id": None, "limit": limit})["runs"]
     if as_json:
         out.document(rows)

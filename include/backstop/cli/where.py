@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backstop.cli import context, out
+from backstop.cli.misused import require_known
 
 if TYPE_CHECKING:
     from backstop.cli.story import Story
@@ -47,6 +48,9 @@ def where(
         for start in range(0, len(ids), _BATCH):
             say(f"{start} of {len(ids)}")
             batch = tell(judge, conn, topic, ids[start : start + _BATCH])
+            # What is stored of a topic that left the settings is shown; else its name is not one.
+            if not any(story.found or story.unreachable for story in batch):
+                require_known("topic", [topic], settings.topics)
             stories.extend(batch)
             if not as_json:
                 for story in batch:

@@ -149,6 +149,8 @@ def _send_batch(
         # Only their outcome is not stored, and Backstop treats it as unknown. Raising here would tell the caller that the
         # send failed, and who sends again by hand sends twice.
         log.warning("%d sends have no stored outcome. %s", len(ready), error)
+    for reason in sorted({receipt.error or "" for receipt in receipts if receipt.refused_for_good}):
+        log.error("The broker refused for good, and Backstop will ask a person: %s", reason)
     ended = {
         one.message.key: Sent(
             one.message.key, SendState(receipt.outcome.value), receipt, one.message.key in settled

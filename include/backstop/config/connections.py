@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from backstop.errors import ConfigurationError
+from backstop.mask_secrets import mask_secrets
 
 _KEPT = "Nothing was started, read or changed."
 _SCHEMES = {
@@ -48,6 +49,11 @@ class Connections:
             self._urls[ref] = self._resolve(ref)
         return self._urls[ref]
 
+    def given(self, url: str) -> str:
+        """A URL that was given as it is: its password is kept out of texts, too."""
+        self._urls[url] = url
+        return url
+
     def carrying(self, refs: Iterable[str]) -> Connections:
         """Resolves all of these now, so that a pickled copy has them where neither file nor environment is."""
         for ref in refs:
@@ -56,10 +62,7 @@ class Connections:
 
     def hide(self, text: str) -> str:
         """The text with every password that was resolved here replaced by ***, as written and decoded."""
-        secrets = {secret for url in self._urls.values() for secret in _passwords(url)}
-        for secret in sorted(secrets, key=len, reverse=True):  # one may hold another
-            text = text.replace(secret, "***")
-        return text
+        return mask_secrets(text, (secret for url in self._urls.values() for secret in _passwords(url)))
 
     def _resolve(self, ref: str) -> str:
         if ref.startswith("env:"):

@@ -1,4 +1,4 @@
-"""The JSON schema of backstop.yaml, for editors; committed as backstop.schema.json."""
+"""The JSON schema of backstop.yaml, for editors; committed as docs/backstop.schema.json."""
 
 from __future__ import annotations
 

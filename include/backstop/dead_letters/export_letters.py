@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def export_letters(conn: Any, wanted: LetterFilter, form: str, path: Path, limit: int | None = None) -> int:
-    """Writes them in the order in which they came, as of one instant; returns how many. Replaces a file of that name."""
+    """Writes them in the order in which they came, as of one instant; returns how many."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -24,6 +24,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from backstop.errors import StoreUnavailable
+from backstop.mask_secrets import mask_secrets
 
 Call = tuple["Script", Sequence[bytes], Sequence[bytes]]
 """A script, its keys (of one hash tag) and its arguments."""
@@ -119,9 +120,7 @@ class RedisExchange:
             why = f"{type(error).__name__}: {error}".rstrip(". :")
             if self._is_cluster:  # after a failover its table of slots is old
                 self.close()
-            password = urlsplit(self._url).password
-            if password:
-                why = why.replace(password, "***")
+            why = mask_secrets(why, [urlsplit(self._url).password or ""])
             raise StoreUnavailable(
                 f"Redis, which holds the leases, did not answer: {why}.",
                 kept="Nothing was assumed from its silence.",

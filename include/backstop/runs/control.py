@@ -11,7 +11,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.config.transport import open_to_others
 from backstop.errors import ConfigurationError, StoreUnavailable
-from backstop.stores.postgresql_connection import bound_instants, read_url
+from backstop.stores.postgresql_connection import AFTER_REFUSAL, bound_instants, read_url, refusal
 
 STATEMENT_LIMIT = timedelta(minutes=10)
 """Longer than promoting the largest run takes; a statement beyond it hangs."""
@@ -51,6 +51,12 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
         why = "its connection is not a URL that PostgreSQL understands"  # the driver's own text repeats the URL
     except psycopg2.OperationalError as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+    if reason := refusal(why):
+        raise StoreUnavailable(
+            f"The control database ({settings.control}) refused the connection: {reason}.",
+            kept="Nothing was decided or sent; stubs and logs are untouched in their own databases.",
+            next_step=AFTER_REFUSAL,
+        )
     raise StoreUnavailable(
         f"The control database ({settings.control}) did not answer: {why}.",
         kept="Nothing was decided or sent; stubs and logs are untouched in their own databases.",

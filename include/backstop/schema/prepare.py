@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from backstop.brokers.create_topics import QUEUES, create_topics
 from backstop.brokers.open import open_broker
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.schema.migrate import migrate
-
-QUEUES = 4
-"""For each topic: enough that workers share, few enough to look at."""
 
 
 def prepare(settings: Settings, urls: Mapping[str, str]) -> None:
@@ -23,10 +21,4 @@ def prepare(settings: Settings, urls: Mapping[str, str]) -> None:
     connections = Connections(resolver=urls.get)
     for name in settings.brokers:
         with open_broker(settings, connections, name) as broker:
-            for topic, wanted in settings.topics.items():
-                if wanted.broker != name:
-                    continue
-                broker.create_topic(topic, QUEUES)
-                for group in wanted.groups:
-                    # From the start: a group owes what was sent before its first worker came.
-                    broker.create_group(group, topic, at="start")
+            create_topics(broker, {topic: its.groups for topic, its in settings.topics.items() if its.broker == name}, QUEUES)

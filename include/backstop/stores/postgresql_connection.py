@@ -9,6 +9,7 @@ its silence either.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from psycopg2.sql import Composable
 
 from backstop.array_literal import array_literal
 from backstop.errors import StoreUnavailable
+from backstop.mask_secrets import mask_secrets
 from backstop.records import Key
 from backstop.stores.protocol import EARLIEST, LATEST
 
@@ -280,9 +282,13 @@ class PostgresConnection:
             self.close()  # the server drops the transaction with the connection
 
     def _unavailable(self, why: str, *, refused: bool = False) -> StoreUnavailable:
-        password = (read_url(self._url) or {}).get("password")
-        if password:
-            why = why.replace(password, "***")
+        why = mask_secrets(why, [(read_url(self._url) or {}).get("password") or ""])
+        if reason := refusal(why):
+            return StoreUnavailable(
+                f"The database of {self.subject} refused the connection: {reason.rstrip('.')}.",
+                kept="Nothing was decided without it; what it had committed is there.",
+                next_step=AFTER_REFUSAL,
+            )
         if refused:
             next_step = "Run `backstop migrate` and `backstop check` for it; the next run looks again."
         else:
@@ -313,6 +319,15 @@ class _Rows:
         if self._rows:
             self._give(b"".join(self._rows))
             self._rows, self._size = [], 0
+
+
+AFTER_REFUSAL = "Correct the login, password or database of its connection, or what the server allows; then try again."
+
+
+def refusal(why: str) -> str | None:
+    """The reason of a server that answered and let nobody in (a wrong password); None for one that did not answer."""
+    found = re.search(r"\bFATAL: +(.*)", why)
+    return found[1] if found else None
 
 
 def _instant(value: str | bytes | None, cursor: Cursor) -> Any:

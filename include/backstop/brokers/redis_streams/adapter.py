@@ -177,7 +177,7 @@ class RedisStreams:
         )  # fmt: skip
 
     def create_topic(self, topic: str, queues: int = 1, *, max_message_bytes: int | None = None) -> None:
-        """Creates the topic, or adds queues to it, and sets its limit on content and headers together."""
+        """Creates the topic, or adds queues to it, and sets its limit on content and headers together; None: as it is."""
         self._creator.create_topic(topic, queues, max_message_bytes)
         self._publisher.forget(topic)
 

@@ -44,7 +44,7 @@ class Creator:
             CREATE_QUEUE.call(
                 (self._keys.stream(topic, queue), self._keys.life(topic, queue)),
                 uuid4().hex,
-                max_message_bytes or 0,
+                "" if max_message_bytes is None else max_message_bytes,
             )
             for queue in range(queues)
         ]

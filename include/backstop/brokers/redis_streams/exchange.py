@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from backstop.errors import BrokerUnavailable
@@ -33,6 +33,8 @@ class NotSent:
     """No byte of the command left this process: the server certainly did not run it."""
 
     why: str
+    refused: bool = False
+    """The server answered, and let nobody in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,9 @@ class Exchange:
         answers = self.run(commands, blocking=blocking)
         for answer in answers:
             if isinstance(answer, ResponseError | NotSent | Lost):
-                raise unavailable(doing, answer.why if isinstance(answer, NotSent | Lost) else str(answer))
+                if isinstance(answer, NotSent | Lost):
+                    raise unavailable(doing, answer.why, refused=isinstance(answer, NotSent) and answer.refused)
+                raise unavailable(doing, str(answer), refused=True)
         return answers
 
     def _once(self, commands: Sequence[Command], blocking: float) -> list[Any]:
@@ -114,7 +118,7 @@ class Exchange:
             # nothing.
             connection: Any = self._pool.get_connection()
         except (RedisError, OSError) as error:
-            return [NotSent(_say(error))] * len(commands)
+            return [NotSent(_say(error), refused=isinstance(error, AuthenticationError))] * len(commands)
         sent = 0
         try:
             for batch in _rounds(commands):
@@ -138,9 +142,10 @@ class Exchange:
         )
 
 
-def unavailable(doing: str, why: str) -> BrokerUnavailable:
+def unavailable(doing: str, why: str, *, refused: bool = False) -> BrokerUnavailable:
+    """`refused`: the server answered, and does not allow it (a wrong password, a missing privilege)."""
     return BrokerUnavailable(
-        f"The Redis Streams broker did not answer while {doing}: {why}.",
+        f"The Redis Streams broker {'refused' if refused else 'did not answer while'} {doing}: {why}.",
         kept="Nothing was decided from its silence, and no message was lost by asking.",
         next_step="Check that the server runs, that topic and group exist and that the login may use their "
         "keys; then run this again.",

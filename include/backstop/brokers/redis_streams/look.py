@@ -52,7 +52,7 @@ class Looker:
             raise unavailable(doing, str(error)) from error
         [queues] = self._exchange.ask([("HGET", key, "queues")], doing)
         if queues is None:
-            raise unavailable(doing, "NOTOPIC there is no such topic")
+            raise unavailable(doing, f"NOTOPIC there is no such topic (`backstop topics create {topic}`)", refused=True)
         return int(queues)
 
     def queues(self, topic: str) -> list[QueueState]:

@@ -194,7 +194,9 @@ class Publisher:
                 with self._lock:
                     self._queues[topic] = (int(answer), now)
             elif answer is None:
-                answers[topic] = _refused(f"NOTOPIC there is no topic {topic!r}", for_good=True)
+                answers[topic] = _refused(
+                    f"NOTOPIC there is no topic {topic!r}: backstop topics create {topic} --group ... --broker ...", for_good=True
+                )
             else:
                 why = answer.why if isinstance(answer, NotSent | Lost) else _text_of(answer)
                 answers[topic] = _refused(f"Nothing was sent: the topic could not be read: {why}")

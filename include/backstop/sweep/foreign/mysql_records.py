@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pymysql
 
 from backstop.errors import ConfigurationError, StoreUnavailable
+from backstop.mask_secrets import mask_secrets
 from backstop.named_sql import load
 from backstop.records import Counts, Key
 from backstop.sweep.foreign.decide import Decision, Expiry, Held, Record
@@ -156,9 +157,7 @@ class MysqlRecords:
     def _unavailable(self, error: BaseException) -> StoreUnavailable:
         self.close()
         why = " ".join(str(part) for part in error.args) or type(error).__name__
-        password = self._login.get("password")
-        if password:
-            why = why.replace(str(password), "***")
+        why = mask_secrets(why, [str(self._login.get("password") or "")])
         return StoreUnavailable(
             f"The MySQL of foreign_leases.{self._name} did not answer: {why.rstrip('.')}.",
             kept="Nothing was freed or marked on its silence; what was done before it is counted.",

@@ -20,6 +20,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from backstop.errors import StoreUnavailable
+from backstop.mask_secrets import mask_secrets
 from backstop.records import Counts
 from backstop.sweep.foreign.decide import Decision, Expiry, Held, Record
 from backstop.sweep.foreign.read_keys import ReadKey
@@ -173,10 +174,8 @@ class RedisRecords:
             self._no_touch = False  # older than Redis 7.2: values are read only by the script that changes them
 
     def _unavailable(self, error: BaseException) -> StoreUnavailable:
-        why = f"{type(error).__name__}: {error}"
-        password = self._pool.connection_kwargs.get("password")
-        if password:
-            why = why.replace(str(password), "***")
+        password = str(self._pool.connection_kwargs.get("password") or "")
+        why = mask_secrets(f"{type(error).__name__}: {error}", [password])
         return StoreUnavailable(
             f"The Redis of foreign_leases.{self._name} did not answer: {why.rstrip('.')}.",
             kept="Nothing was freed or marked on its silence; what was done before it is counted.",

@@ -1,7 +1,8 @@
 -- Creates one queue, or finds it; a queue whose life record or stream is missing begins a new life.
--- KEYS 1 stream, 2 life | ARGV 1 epoch for a new life, 2 max_message_bytes (0: no limit)
+-- KEYS 1 stream, 2 life | ARGV 1 epoch for a new life, 2 max_message_bytes (0: no limit; empty: as it is)
 -- Returns the epoch.
 local epoch = redis.call('HGET', KEYS[2], 'epoch')
+local limit = ARGV[2] ~= '' and ARGV[2] or redis.call('HGET', KEYS[2], 'max_bytes') or '0'
 local there = redis.call('EXISTS', KEYS[1]) == 1
 if not epoch or not there then
   local next_offset, same = '0', nil
@@ -24,5 +25,5 @@ if not epoch or not there then
   redis.call('DEL', KEYS[2])
   redis.call('HSET', KEYS[2], 'epoch', epoch, 'next', next_offset, 'last_time', '0')
 end
-redis.call('HSET', KEYS[2], 'max_bytes', ARGV[2])
+redis.call('HSET', KEYS[2], 'max_bytes', limit)
 return epoch

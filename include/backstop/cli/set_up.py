@@ -1,0 +1,83 @@
+"""What sets up tables and topics from a URL alone: with `pip install backstop-mq`, without settings and without any extra.
+
+`backstop migrate --role ... --database ...` and `backstop topics create TOPIC --broker ...` come here, whatever is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from backstop.config.connections import Connections
+from backstop.errors import BackstopError, ConfigurationError
+
+ROLES = ("control", "producer", "consumer")
+URL = "A URL, or env:NAME for the one in $NAME, which no list of processes shows."
+
+
+def url_of(known: Connections, reference: str) -> str:
+    """A URL as it is; "env:NAME" and connection ids resolved."""
+    return known.given(reference) if "://" in reference else known.url(reference)
+
+
+def migrate_one(known: Connections, role: str | None, database: str) -> list[str]:
+    """Brings one database to the newest schema of a role; the revisions applied."""
+    from backstop.schema.migrate import migrate
+
+    if role is None:
+        raise ConfigurationError(
+            "--database needs the role of that database.", kept="Nothing was changed.",
+            next_step=f"Add --role with one of: {', '.join(ROLES)}.",
+        )  # fmt: skip
+    return migrate(url_of(known, database), role)
+
+
+def create_one(known: Connections, topics: Sequence[str], groups: Sequence[str], broker: str, queues: int | None) -> None:
+    """Creates topics, each with these groups, at the broker of a URL."""
+    from backstop.brokers.create_topics import create_topics, open_by_url
+
+    adapter = open_by_url(url_of(known, broker))
+    try:
+        create_topics(adapter, dict.fromkeys(topics, groups), queues)
+    finally:
+        adapter.close()
+
+
+def text_of_migration(applied: Sequence[str]) -> str:
+    return f"applied {', '.join(applied)}" if applied else "nothing to do"
+
+
+def run_without_platform(arguments: Sequence[str]) -> int:
+    """The two commands where the extra `platform` is not installed; returns the exit code."""
+    import argparse
+
+    from backstop.schema.migrate import as_sql
+
+    parser = argparse.ArgumentParser(
+        prog="backstop", description="Tables and topics. All other commands: pip install \"backstop-mq[platform]\""
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    migrate = commands.add_parser("migrate", help="bring a database to the schema of this version")
+    migrate.add_argument("--role", choices=ROLES, required=True)
+    where = migrate.add_mutually_exclusive_group(required=True)
+    where.add_argument("--database", help=URL)
+    where.add_argument("--sql", action="store_true", help="only print the SQL, for a DBA to run")
+    create = commands.add_parser("topics").add_subparsers(dest="what", required=True).add_parser("create")
+    create.add_argument("topics", nargs="+", metavar="TOPIC")
+    create.add_argument("--group", action="append", default=[], help="a consumer group; may be repeated")
+    create.add_argument("--broker", required=True, help=URL)
+    create.add_argument("--queues", type=int, help="4 for a new topic; one that is there keeps its number, or gets more")
+    asked = parser.parse_args(arguments)
+    known = Connections()
+    try:
+        if asked.command == "topics":
+            create_one(known, asked.topics, asked.group, asked.broker, asked.queues)
+            print(f"{', '.join(asked.topics)}: created, or there already")
+        elif asked.sql:
+            print(as_sql(asked.role), end="")
+        else:
+            print(f"{asked.role}: {text_of_migration(migrate_one(known, asked.role, asked.database))}")
+    except BackstopError as error:
+        print(known.hide(f"backstop: {error.what}\n  kept: {error.kept}\n  next: {error.next_step}"), file=sys.stderr)
+        return error.exit_code
+    return 0
