@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import psycopg2
 import psycopg2.errors
 import pytest
 
+from backstop import schema
 from backstop.errors import ConfigurationError, StoreUnavailable
 from backstop.records import LogState, Outcome, RequestState, StubStatus
 from backstop.schema.migrate import as_sql, current, grant, grants_sql, head, migrate
@@ -52,6 +54,11 @@ def rows(url: str, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
             return cursor.fetchall() if cursor.description else []
     finally:
         connection.close()
+
+
+def test_a_revision_is_its_sql_file_and_nothing_else() -> None:
+    folders = [Path(schema.__file__).parent / role for role in ROLES]
+    assert {file.suffix for folder in folders for file in folder.iterdir() if file.is_file()} == {".sql"}
 
 
 @pytest.mark.parametrize("role", ROLES)
