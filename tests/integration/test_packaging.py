@@ -82,6 +82,11 @@ print("FACTS" + json.dumps([backstop.client.__file__, sorted(ours - set(sys.stdl
     assert where.startswith(str(site))
     allowed = {"backstop", "psycopg2", "redis", "async_timeout"}
     assert {name for name in loaded if not name.startswith("_")} <= allowed
+    sql = subprocess.run(
+        [str(tmp_path / "env" / "bin" / "python"), "-m", "backstop.cli", "migrate", "--role", "producer", "--sql"],
+        cwd=tmp_path, env={"HOME": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "CREATE TABLE message_stub" in sql.stdout, "tables need no extra"
 
 
 def full_environment(folder: Path, wheel: Path) -> Path:

@@ -13,6 +13,7 @@ from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.publish import _uncommitted
 from backstop.brokers.activemq.receive import ActiveMQSubscription
 from backstop.brokers.activemq.session import Address, Pool
+from backstop.brokers.activemq.unavailable import unavailable
 from backstop.errors import ConfigurationError
 from backstop.records import Outcome
 
@@ -83,3 +84,12 @@ def test_two_messages_that_name_themselves_alike_are_acknowledged_each_for_itsel
     assert b"id:A1" in Session.sent and b"A2" not in Session.sent
     made.acknowledge([second])
     assert b"id:A2" in Session.sent
+
+
+@pytest.mark.parametrize(("why", "said"), [
+    ("User name [shop] or password is invalid.", "ActiveMQ refused connecting: User name [shop]"),
+    ("Jolokia answered 403: Forbidden", "ActiveMQ refused connecting: Jolokia"),
+    ("Connection refused", "ActiveMQ did not answer while connecting: Connection refused"),
+])  # fmt: skip
+def test_a_broker_that_lets_nobody_in_is_not_called_silent(why: str, said: str) -> None:
+    assert unavailable("connecting", why).what.startswith(said)

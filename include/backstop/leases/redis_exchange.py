@@ -14,6 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.exceptions import (
+    AuthenticationError,
     NoScriptError,
     ReadOnlyError,
     RedisClusterException,
@@ -121,8 +122,9 @@ class RedisExchange:
             if self._is_cluster:  # after a failover its table of slots is old
                 self.close()
             why = mask_secrets(why, [urlsplit(self._url).password or ""])
+            said = "refused the connection" if isinstance(error, AuthenticationError) else "did not answer"
             raise StoreUnavailable(
-                f"Redis, which holds the leases, did not answer: {why}.",
+                f"Redis, which holds the leases, {said}: {why}.",
                 kept="Nothing was assumed from its silence.",
                 next_step="Bring it back, or mend its connection; the work is taken up again by itself.",
             ) from None
