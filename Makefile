@@ -82,19 +82,19 @@ soak: setup ## the same system for MINUTES=120 at RATE=40 messages a second: fla
 	@$(WITH_JAVA) $(PY) -m backstop_lab.chaos.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(RATE),--rate $(RATE))
 
 up: setup ## the embedded platform with the Airflow UI on the loopback; prints the login
-	@$(WITH_JAVA) $(PY) -m backstop_lab.platform up
+	@$(WITH_JAVA) $(PY) -m backstop_lab up
 
 down: setup ## stop the embedded platform; nothing is lost
-	@$(PY) -m backstop_lab.platform down
+	@$(PY) -m backstop_lab down
 
 traffic: setup ## producers and consumers over the running platform, until Ctrl-C (RATE=20 messages a second)
 	@$(PY) -m backstop_lab.demo.traffic $(if $(RATE),--rate $(RATE))
 
 shell: setup ## a shell in which `backstop` works on the running platform
-	@$(PY) -m backstop_lab.platform shell
+	@$(PY) -m backstop_lab shell
 
 status: setup ## what of the embedded platform runs, and where
-	@$(PY) -m backstop_lab.platform status
+	@$(PY) -m backstop_lab status
 
 env: ## .env with generated secrets for docker-compose.yaml (an old one is kept)
 	@python3 -I docker/write_env.py .env

@@ -4,7 +4,6 @@ Ports and passwords are kept in `state.json` (0600), so that stopping and starti
 as a module it is `make up`, `make down`, `make status` and `make shell`.
 """
 
-import argparse
 import fcntl
 import json
 import os
@@ -16,10 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from backstop.errors import BackstopError, ConfigurationError
+from backstop.errors import ConfigurationError
 from backstop.private_file import write_private
 from backstop_lab.broker_kinds import EMBEDDED, KINDS
-from backstop_lab.run_main import run_main
 from backstop_lab.servers.airflow import Airflow
 from backstop_lab.servers.broker_server import BrokerServer
 from backstop_lab.servers.ports import LOOPBACK, free_port, is_taken
@@ -261,22 +259,3 @@ def shared_classes() -> tuple[str, ...]:
     if not archive.exists() or " " in str(archive):
         return ()
     return f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    from backstop_lab import supervise
-
-    parser = argparse.ArgumentParser(prog="python -m backstop_lab.platform", description=__doc__)
-    parser.add_argument("what", choices=sorted(supervise.ACTIONS))
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="where its data lies")
-    parser.add_argument("--config", type=Path, default=None, help="the backstop.yaml that it reads")
-    asked = parser.parse_args(arguments)
-    try:
-        return supervise.ACTIONS[asked.what](asked.root.resolve(), asked.config)
-    except BackstopError as refused:
-        print(refused, file=sys.stderr)
-        return refused.exit_code
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -59,7 +59,7 @@ def _start_supervisor(root: Path, config: Path | None) -> "subprocess.Popen[byte
     root.mkdir(parents=True, exist_ok=True)
     for name in ("ready.json", "starting.txt"):
         (root / name).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "backstop_lab.platform", "supervise", "--root", str(root)]
+    command = [sys.executable, "-m", "backstop_lab", "supervise", "--root", str(root)]
     with (root / "supervisor.log").open("w") as output:
         return subprocess.Popen(
             command + (["--config", str(config)] if config else []),

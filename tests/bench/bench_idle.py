@@ -25,7 +25,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def bench(_: bool) -> list[Row]:
     """One start, one figure."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "backstop_lab.platform"]
+        command = [sys.executable, "-m", "backstop_lab"]
         try:
             with said("make up"):
                 subprocess.run([*command, "up", "--root", folder], check=True, stdout=subprocess.DEVNULL)
