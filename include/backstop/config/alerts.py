@@ -63,13 +63,13 @@ class AlertsSettings(_Frozen):
     )
     give_up_after: Duration = Field(
         default=timedelta(hours=24),
-        description="a channel is no longer tried with an older alert that another one took; what nobody took is never too old",
+        description="older alerts that another channel took are not tried again; an alert that no channel took is never too old",
     )
     timeout: Duration = Field(
         default=timedelta(seconds=10), description="of connecting and of each answer; one message may take three times as long"
     )
     none_wanted: bool = Field(
-        default=False, description="true: nobody is to be told, and deliver_alerts succeeds without a channel"
+        default=False, description="true: no alerts are wanted, and deliver_alerts succeeds without a channel"
     )
 
     @field_validator("channels")

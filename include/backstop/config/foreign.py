@@ -62,7 +62,7 @@ class PlainKeys(_Foreign):
         default=timedelta(days=18), description="a key that no log explains is freed when nobody has touched it for so long"
     )
     success_deletes: bool = Field(
-        default=False, description="the program deletes the key of finished work; else a key may mean done as well as held"
+        default=False, description="true: the program deletes the key of finished work; false: a key may also mean done"
     )
 
     @field_validator("pattern")

@@ -64,7 +64,7 @@ class Policy(BaseModel):
     max_refusals: Count = Field(20, description="refusals of one message by the broker")
     max_replays: Count = Field(3, description="replays of one delivery's dead letters by a machine; then a person decides")
     expired: Literal["case", "replay"] = Field(
-        "case", description="a dead letter whose time to live was over asks a person, or is replayed"
+        "case", description="a dead letter whose time to live ended becomes a case, or is replayed"
     )
     backoff_base: Duration = Field(_seconds(180), description="the wait after the first send")
     backoff_factor: Annotated[float, Field(ge=1, le=100)] = Field(2.0, description="each further wait is longer by this")
@@ -78,7 +78,7 @@ class Policy(BaseModel):
     log_retention: Duration = Field(_days(21), description="how long consumers keep their logs")
     stub_retention: Duration = Field(_days(21), description="how long producers keep closed stubs")
     control_retention: Duration | None = Field(
-        None, description="how long the control database keeps what is over; null: as stub_retention"
+        None, description="how long the control database keeps finished rows; null: as stub_retention"
     )
     dead_letter_retention: Duration | None = Field(
         None, description="how long a decided dead letter is kept; null: as stub_retention"
@@ -99,7 +99,7 @@ class Policy(BaseModel):
     rate_limit: Annotated[float, Field(gt=0)] = Field(200.0, description="resends a second, per topic and broker")
     retention_warn: Share = Field(0.5, description="a backlog older than this share of broker_retention is an alert")
     watch_window: Duration = Field(_seconds(900), description="over how long the watch measures what flows")
-    watch_floor: Count = Field(20, description="fewer messages than this in watch_window tell the watch nothing")
+    watch_floor: Count = Field(20, description="with fewer messages than this in watch_window the watch draws no conclusion")
 
     def backoff(self, n: int) -> timedelta:
         """The wait after send number `n` (1 and up), without jitter."""

@@ -214,7 +214,7 @@ class DeadLetterSettings(_Frozen):
         default=(), description="what the text of a dead letter means; asked before the built-in rules, the first match decides"
     )
     aside_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024, strict=True)] = Field(
-        default=256 * 1024, description="a larger content is kept whole beside its letter, so that reading letters stays light"
+        default=256 * 1024, description="larger contents are stored whole in a table of their own"
     )
 
 
