@@ -145,6 +145,12 @@ class TestLife:
         with pytest.raises(ConfigurationError, match="6 queues"):
             own.create_topic("t", 5)
 
+    def test_a_limit_stays_and_holds_for_queues_that_are_added(self, own: RedisStreamsUnderTest) -> None:
+        own.broker.create_topic("t", 1, max_message_bytes=100)
+        own.broker.create_topic("t", 3)
+        assert {receipt.outcome for receipt in publish(own.broker, 20, b"x" * 500)} == {Outcome.REFUSED}
+        assert {receipt.outcome for receipt in publish(own.broker, 20)} == {Outcome.SENT}
+
     def test_a_group_that_exists_stays_where_it_is(
         self, own: RedisStreamsUnderTest, receive: Receive
     ) -> None:

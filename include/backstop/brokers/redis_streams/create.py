@@ -40,11 +40,14 @@ class Creator:
                 kept="Nothing was changed.",
                 next_step=f"Ask for {present} queues or more, or delete the topic when its messages may go.",
             )
+        limit: Any = max_message_bytes
+        if limit is None and present is not None:  # a queue that is added has the limit of the first
+            [limit] = self._exchange.ask([("HGET", self._keys.life(topic, 0), "max_bytes")], doing)
         commands = [
             CREATE_QUEUE.call(
                 (self._keys.stream(topic, queue), self._keys.life(topic, queue)),
                 uuid4().hex,
-                "" if max_message_bytes is None else max_message_bytes,
+                "" if limit is None else limit,
             )
             for queue in range(queues)
         ]
