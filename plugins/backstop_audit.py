@@ -35,7 +35,7 @@ def open_audit(context: Mapping[str, Any], day: str | None) -> dict[str, Any]:
         chosen = date.fromisoformat(named) if named else None
     except ValueError:
         raise ConfigurationError(
-            f"{named!r} is no day.", kept="Nothing was started.", next_step="Write it as 2026-11-21."
+            f"{named!r} is not a date.", kept="Nothing was started.", next_step="Write it as 2026-11-21."
         ) from None
     with duty.control_room() as room:
         audited = day_of(room.settings, datetime.now(UTC), chosen).name  # refuses before a run is opened

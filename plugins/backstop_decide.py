@@ -204,7 +204,7 @@ def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
     if "edit" in actions:
         kept = "For edit: the whole content, as text. Airflow has it until the answer is received."
         fields[CONTENT] = _field("New content", kept, lines=True)
-        fields[CONTENT_BASE64] = _field("New content, base64", "For edit: the same for content that is no text", lines=True)
+        fields[CONTENT_BASE64] = _field("New content, base64", "For edit: the same for content that is not text", lines=True)
     return fields
 
 
@@ -289,7 +289,7 @@ def receive_answer(context: Any, answer: Answer) -> None:
 
     with control_room() as room:
         if not receive(room.control, context["run_id"], answer, asked_by=str(context["ti"].id) if "ti" in context else ""):
-            log.warning("backstop: the form was written anew or its case is over: this answer is none to it")
+            log.warning("backstop: the form was written again or its case is closed: this answer does not belong to it")
 
 
 def is_young(dag_run: Any) -> bool:

@@ -188,7 +188,7 @@ def replay(dag_run_id: str, mode: Mode, dag_run: Any) -> dict[str, Any]:
             )
         if answer is not None and answer["option"] != yes_to(room.control, found.incident_id, mode):
             raise AirflowFailException(
-                f"{who} answered {answer['option']!r}, which is no yes to plan {found.incident_id} ({mode}). Nothing was"
+                f"{who} answered {answer['option']!r}, which is no approval of plan {found.incident_id} ({mode}). Nothing was"
                 " asked for. Clear `approve` with what follows it: the form shows the plan."
             )
         try:

@@ -78,6 +78,6 @@ def import_errors() -> dict[str, tuple[str, float]]:
         with create_session() as session:
             number: Any = session.scalar(select(func.count()).select_from(ParseImportError))
     except Exception as error:  # noqa: BLE001 - Airflow promises none of this; without it a duty that never runs is overdue
-        log.warning("backstop: Airflow does not tell its import errors (%s)", type(error).__name__)
+        log.warning("backstop: Airflow does not report its import errors (%s)", type(error).__name__)
         return {}
     return {"backstop_airflow_dag_import_errors": ("DAG files of this Airflow that do not load", float(number))}

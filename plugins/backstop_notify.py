@@ -99,7 +99,7 @@ def _recall() -> dict[str, Any] | None:
             kept = {"since": away["since"], "told": away["told"]}
             return {**kept, "unsaid": int(away["unsaid"]), "of_people": list(away["of_people"])}
     except Exception as error:  # noqa: BLE001 - whatever Airflow raises, or somebody wrote into the variable
-        log.warning("backstop: what was told before is not known (%s)", type(error).__name__)
+        log.warning("backstop: earlier alerts are not known (%s)", type(error).__name__)
     return None
 
 

@@ -123,14 +123,14 @@ class ClassifyOperator(SparkDutyOperator):
     """Classifies what the present rules have not: by Spark, or here when it is little; skipped when there is nothing."""
 
     def execute(self, context: Any) -> None:
-        """Raises AirflowSkipException when every letter has its cause, and in a dry run, which stages nothing."""
+        """Raises AirflowSkipException when every dead letter has its cause, and in a dry run, which stages nothing."""
         from airflow.sdk.exceptions import AirflowSkipException
 
         if self.opened["dry_run"]:
             raise AirflowSkipException("a dry run classifies nothing")
         waiting = classify_few(self.opened, spark_from())
         if waiting == 0:
-            raise AirflowSkipException("every letter has its cause")
+            raise AirflowSkipException("every dead letter has its cause")
         if waiting >= spark_from():
             super().execute(context)
 

@@ -144,7 +144,7 @@ class World:
         )  # fmt: skip
         self.alert(case_id, f"case/{case_id}", f"Case {case_id}: {kind} in {topic}")
         if answer:
-            self.alert(case_id, f"case/{case_id}/closed", f"Case {case_id} is over: {kind} in {topic}")
+            self.alert(case_id, f"case/{case_id}/closed", f"Case {case_id} closed: {kind} in {topic}")
         return case_id
 
     def alert(self, case_id: int, key: str, title: str) -> None:

@@ -38,4 +38,4 @@ def _element(value: Element) -> str:
         return f'"{value.isoformat()}"'
     if isinstance(value, bytes | bytearray | memoryview):
         return f'"\\\\x{bytes(value).hex()}"'
-    raise TypeError(f"{type(value).__name__} is no element of an array")
+    raise TypeError(f"{type(value).__name__} is not an element of an array")

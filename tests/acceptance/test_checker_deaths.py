@@ -32,7 +32,7 @@ def both(*breaks: Break) -> Break:
 
 
 LETTER = "UPDATE dead_letter SET {} WHERE message_id = '{}'"
-NOT_DEALT, UNTOLD = "dead letter not dealt with", "case that nobody was told of"
+NOT_DEALT, UNTOLD = "dead letter not dealt with", "case without an alert"
 BROKEN: dict[str, tuple[str, Break]] = {
     "an injected death was never drained": (
         NOT_DEALT, sql("control", "DELETE FROM dead_letter WHERE message_id = 'suppressed_undone'"),
@@ -110,7 +110,7 @@ BROKEN: dict[str, tuple[str, Break]] = {
         "alert said to be delivered that never came", both(*(forget(way, ": mass_loss in ") for way in ("mail", "post"))),
     ),
     "nobody was told that a case is over": (
-        "end of a case that nobody was told of", sql("control", "DELETE FROM alert WHERE closing"),
+        "closed case without an alert", sql("control", "DELETE FROM alert WHERE closing"),
     ),
     "one mail did not come": ("message said to be sent that never came", forget("mail", ": mass_loss in ")),
 }  # fmt: skip

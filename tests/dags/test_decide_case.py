@@ -333,7 +333,7 @@ def test_an_answer_is_explained_without_the_words_of_the_command_line(control: C
     case_id = control.case(kind="exhausted")
     ((_, run),) = control.choose()
     body = people.form_of(case_id, run)["body"]
-    assert "- **raise**: one more send is allowed; reconcile goes on with it" in body and "(or --" not in body
+    assert "- **raise**: allows one more send; reconcile continues with it" in body and "(or --" not in body
 
 
 def test_a_long_value_is_cut_and_says_how_long_it_is() -> None:

@@ -231,15 +231,15 @@ def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
     assert requests(world) == []
     # A yes to one plan is none to another, to another mode, or to what was shown before.
     answered("r-1", yes)
-    with pytest.raises(AirflowFailException, match=r"which is no yes to plan \d+ \(canary\)"):
+    with pytest.raises(AirflowFailException, match=r"which is no approval of plan \d+ \(canary\)"):
         incident.replay("r-1", "canary", triggered("olga"))
     incident.plan(FORM, "olga", "r-2")
     incident.ask_for_approval(asks("r-2"))
     answered("r-2", yes)
-    with pytest.raises(AirflowFailException, match="which is no yes to plan"):
+    with pytest.raises(AirflowFailException, match="which is no approval of plan"):
         incident.replay("r-2", "full", triggered("olga"))
     world.control("UPDATE incident_delivery SET message_id = 'm-3' WHERE message_id = 'm-2' AND run_id = %s", (shown["plan"],))
-    with pytest.raises(AirflowFailException, match="which is no yes to plan"):
+    with pytest.raises(AirflowFailException, match="which is no approval of plan"):
         incident.replay("r-1", "full", triggered("olga"))
     world.control("UPDATE incident_delivery SET message_id = 'm-2' WHERE message_id = 'm-3'")
     assert requests(world) == []

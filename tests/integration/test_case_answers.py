@@ -369,7 +369,7 @@ def test_a_conflict_is_never_taken_for_done_and_only_its_letter_is_discarded(wor
 
 
 def test_a_letter_that_breaks_the_contract_is_replayed_from_what_the_producer_promised(world: World) -> None:
-    dead(world, "m", "poison", invalid="its headers are no JSON")
+    dead(world, "m", "poison", invalid="its headers are not JSON")
     case_id = asked(world)
     assert letters(world)["m"]["reason"] == "invalid"
     assert answered(world, case_id, "replay").counts["replaying"] == 1

@@ -54,7 +54,7 @@ def three_parts(text: str) -> bool:
     lines = text.strip().splitlines()
     return (
         any(line.startswith("backstop: ") for line in lines)
-        and lines[-2].startswith("  kept: ")
+        and lines[-2].startswith("  unaffected: ")
         and lines[-1].startswith("  next: ")
     )
 
@@ -116,7 +116,7 @@ def test_where_tells_what_is_done_and_by_whom(world: World, cli: Cli) -> None:
     assert [(d["consumer_group"], d["verdict"], d["log"]["state"]) for d in story["deliveries"]] == [
         ("billing", "CONFIRMED", "CONSUMED"), ("shipping", "CONFIRMED", "CONSUMED"),
     ]  # fmt: skip
-    assert {d["next_step"] for d in story["deliveries"]} == {"nothing: it is over"}
+    assert {d["next_step"] for d in story["deliveries"]} == {"nothing: it is done"}
 
 
 def test_where_shows_requests_cases_decisions_and_pauses(world: World, cli: Cli) -> None:

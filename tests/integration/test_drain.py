@@ -132,20 +132,20 @@ def test_a_large_content_is_kept_aside_whole(world: World, client: Any) -> None:
 
 
 ODD: Mapping[str, tuple[dict[Any, Any], str]] = {
-    "no headers": ({"headers": b""}, "no JSON"),
-    "broken headers": ({"headers": b"\xff\x00{"}, "no JSON"),
-    "headers that are a list": ({"headers": b'["a"]'}, "no JSON object"),
-    "headers nested too deep": ({"headers": b"[" * 100_000}, "no JSON"),
+    "no headers": ({"headers": b""}, "not JSON"),
+    "broken headers": ({"headers": b"\xff\x00{"}, "not JSON"),
+    "headers that are a list": ({"headers": b'["a"]'}, "not a JSON object"),
+    "headers nested too deep": ({"headers": b"[" * 100_000}, "not JSON"),
     "no id": ({"headers": b'{"a": "b"}'}, "it has no header"),
-    "an id that is a number": ({"headers": b'{"backstop-message-id": 7}'}, "a header is no text"),
+    "an id that is a number": ({"headers": b'{"backstop-message-id": 7}'}, "a header is not text"),
     "an id with a NUL": ({"headers": b'{"backstop-message-id": "a\\u0000b"}'}, "message id cannot be stored"),
     "an id with half a pair": ({"headers": b'{"backstop-message-id": "a\\ud800b"}'}, "message id cannot be stored"),
     "an id of a megabyte": ({"headers": b'{"backstop-message-id": "%b"}' % (b"i" * 1_000_000)}, "message id cannot be stored"),
     "a topic that is no text": ({"origin-topic": b"\xfe"}, "origin-topic is not UTF-8"),
     "a group with a NUL": ({"origin-group": b"a\x00"}, "consumer group cannot be stored"),
-    "an offset beyond all": ({"origin-offset": b"9" * 30}, "origin-offset is no number"),
-    "deliveries that are words": ({"deliveries": b"many"}, "deliveries is no number"),
-    "a death in the year 300000": ({"died": b"9" * 19}, "died is no number"),
+    "an offset beyond all": ({"origin-offset": b"9" * 30}, "origin-offset is not a valid number"),
+    "deliveries that are words": ({"deliveries": b"many"}, "deliveries is not a valid number"),
+    "a death in the year 300000": ({"died": b"9" * 19}, "died is not a valid number"),
 }
 
 
@@ -377,7 +377,7 @@ def test_a_letter_that_no_reader_can_read_stops_its_queue_alone_and_is_named_by_
     client.sadd(Keys().group("shipping"), "orders")
     fill(client, 2, start=7, key=Keys().dead("orders", "shipping"))
     with Trap(world.connections.url("backstop_broker")) as broker, pytest.raises(
-        BrokerUnavailable, match=r"billing: Its letters cannot be read: ValueError in test_drain.py, line \d+\."
+        BrokerUnavailable, match=r"billing: Its dead letters cannot be read: ValueError in test_drain.py, line \d+\."
     ) as failed:
         drain(world, brokers={"embedded": broker})
     assert "secret" not in str(failed.value)
@@ -392,7 +392,9 @@ def test_a_letter_that_no_reader_can_read_stops_its_queue_alone_and_is_named_by_
     with triage(world) as run:
         due = count_due(world.settings, world.connections, world.conn, run)
     assert due.queues == (Keys().dead("orders", "shipping"),)
-    assert len(due.silent) == 1 and due.silent[0].startswith(f"broker embedded, {DEAD}: Its letters cannot be read: ValueError")
+    assert len(due.silent) == 1 and due.silent[0].startswith(
+        f"broker embedded, {DEAD}: Its dead letters cannot be read: ValueError"
+    )
 
 
 def test_a_queue_whose_name_is_too_long_to_be_kept_is_named_and_the_others_go_on(world: World, client: Any) -> None:

@@ -47,7 +47,7 @@ def test_a_name_or_number_that_nothing_has_is_wrong_use_and_not_an_empty_answer(
     for arguments in WRONG:
         assert run_app(arguments.split()) == ConfigurationError.exit_code, arguments
         told = capsys.readouterr().err
-        assert "unexpected" not in told and ("kept: Nothing was read." in told or "Usage" in told), arguments
+        assert "unexpected" not in told and ("unaffected: Nothing was read." in told or "Usage" in told), arguments
 
 
 def test_a_topic_that_left_the_settings_is_still_found(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,5 +67,5 @@ def test_an_export_to_where_nothing_can_be_written_says_so_and_replaces_nothing(
     for output, says in ((folder, "is a folder"), (folder / ("x" * 255), "cannot be written: File name too long")):
         assert run_app(["dead-letters", "export", "--output", str(output)]) == ConfigurationError.exit_code
         told = capsys.readouterr().err
-        assert says in told and "kept:" in told and "unexpected" not in told
+        assert says in told and "unaffected:" in told and "unexpected" not in told
     assert list(folder.iterdir()) == []

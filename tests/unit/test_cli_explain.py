@@ -51,7 +51,7 @@ def test_every_reason_of_the_rule_has_its_own_sentence(reason: str) -> None:
         (JUDGED, "repair", None, [{**OPEN, "state": "claimed"}], "is under way until 2026-01-02 03:04:05"),
         (JUDGED, "repair", None, [{**OPEN, "groups": ["shipping"]}], "the next reconcile asks for send 3"),
         (JUDGED, "repair", None, [{**OPEN, "state": "not_needed"}], "the next reconcile asks for send 3"),
-        (replace(JUDGED, verdict=Verdict.CONFIRMED), "repair", None, [OPEN], "nothing: it is over"),
+        (replace(JUDGED, verdict=Verdict.CONFIRMED), "repair", None, [OPEN], "nothing: it is done"),
         (replace(JUDGED, verdict=Verdict.EXHAUSTED, eligible=False), "repair", None, [], "a person decides"),
         (replace(JUDGED, verdict=Verdict.BACKLOGGED, eligible=False, next_look_at=AT, case_kind="backlog"), "repair", None, [],
          "looked at again from 2026-01-02 03:04:05 on; a case asks a person (backlog)"),

@@ -19,7 +19,7 @@ def check_channels(settings: Settings, connections: Connections) -> Iterator[Fin
     channels = settings.channels()
     if not channels and not settings.alerts.none_wanted:
         yield Finding(
-            "alerts", True, "no channel: alerts are stored and nobody is told, and deliver_alerts fails when there are any",
+            "alerts", True, "no channel: alerts are stored, nobody gets them, and deliver_alerts fails when there are any",
             "Write one under `alerts.channels`, or `alerts: {none_wanted: true}`.",
         )  # fmt: skip
     for name, channel in channels.items():

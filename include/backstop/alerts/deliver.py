@@ -152,7 +152,7 @@ def _told(claim: _Claim, message: Message) -> Counts:
         failures, since = cursor.fetchone()
         if failures:
             _say_over(cursor, claim.channel, since)
-    log.info("backstop: the channel %s was told of %s alerts", claim.channel, len(ids))
+    log.info("backstop: the channel %s took %s alerts", claim.channel, len(ids))
     return Counts(told=told, messages=1, **({"digests": 1} if message.is_digest else {}))
 
 
@@ -175,8 +175,8 @@ def _say_failing(cursor: Any, channel: str, since: int, error: str) -> None:
         "dedup_key": f"channel/{channel}@{since}/failing", "severity": "warning", "facts": "{}",
         "title": f"The channel {channel} takes no alerts",
         "body": f"{_TOLD_AFTER} messages in a row were not taken since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M} UTC,"
-                f" the last one: {error}. Whoever reads only there is not told; it is tried on. Do: see whether the service is"
-                f" up and the connection still valid, then: backstop alerts test --channel {channel}",
+                f" the last one: {error}. Readers of this channel alone miss alerts; Backstop keeps trying. Do: check that the"
+                f" service is up and the connection still valid, then: backstop alerts test --channel {channel}",
     })  # fmt: skip
 
 

@@ -60,9 +60,9 @@ def undelivered(settings: Settings, connections: Connections, conn: Any) -> Aler
         if not grave or settings.alerts.none_wanted:
             return None
         return AlertsUndelivered(
-            f"{grave} alerts wait, and no channel is configured: nobody is told.", kept=kept,
+            f"{grave} alerts wait, and no channel is configured: nobody gets them.", kept=kept,
             next_step="Write one under `alerts.channels` in backstop.yaml (docs/how-to/alerts.md), or"
-                      " `alerts: {none_wanted: true}` if nobody is to be told.",
+                      " `alerts: {none_wanted: true}` if you want no alerts.",
         )  # fmt: skip
     stuck = sum(stuck for _, stuck in waiting.values())
     if not stuck:

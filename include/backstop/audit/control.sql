@@ -10,7 +10,7 @@ WHERE r.finished_at >= %(day_from)s AND r.finished_at < %(day_to)s AND r.state =
         SELECT 1 FROM case_member m
         WHERE m.topic = v.topic AND m.message_id = v.message_id AND m.consumer_group IN (v.consumer_group, '*'));
 
--- name: case_has_alert: every case that waits for a person, or was opened on the day, has told one
+-- name: case_has_alert: every case that waits for a person, or was opened on the day, has an alert
 SELECT c.case_id::text, c.topic, NULL::text, c.consumer_group
 FROM case_file c
 WHERE (c.state = 'open' OR c.opened_at >= %(day_from)s AND c.opened_at < %(day_to)s)
@@ -28,13 +28,13 @@ WHERE a.delivered_at IS NULL AND a.severity <> 'info' AND (
 SELECT b.batch_id::text, NULL::text, NULL::text, NULL::text
 FROM drain_batch b WHERE b.acknowledged_at IS NULL AND b.stored_at < %(patient_since)s;
 
--- name: letters_decided: no dead letter lies undecided for long: it is replayed, discarded, waits until an instant or for a person
+-- name: letters_decided: no dead letter stays undecided for long: it is replayed, discarded, waits until a time or for a person
 SELECT d.dead_letter_id::text, d.topic, d.message_id, d.consumer_group
 FROM dead_letter d
 WHERE d.state = 'open' AND d.drained_at < %(patient_since)s
     AND d.case_id IS NULL AND coalesce(d.look_at, d.drained_at) < %(patient_since)s;
 
--- name: replay_has_request: every dead letter that is being replayed, or was of late, has the request that does it
+-- name: replay_has_request: every dead letter that is being replayed, or was on the day, has its request
 SELECT d.dead_letter_id::text, d.topic, d.message_id, d.consumer_group
 FROM dead_letter d
 WHERE (d.state = 'replaying' OR d.state = 'replayed' AND d.closed_at >= %(day_from)s AND d.closed_at < %(day_to)s)
@@ -42,13 +42,13 @@ WHERE (d.state = 'replaying' OR d.state = 'replayed' AND d.closed_at >= %(day_fr
         SELECT 1 FROM resend_request r
         WHERE r.topic = d.topic AND r.message_id = d.message_id AND r.send_number = d.send_number);
 
--- name: discard_has_proof: a machine discards a dead letter only with what shows that nothing was left to do
+-- name: discard_has_proof: a machine discards a dead letter only with a proof that nothing was left to do
 SELECT d.dead_letter_id::text, d.topic, d.message_id, d.consumer_group
 FROM dead_letter d
 WHERE d.state = 'discarded' AND d.closed_at >= %(day_from)s AND d.closed_at < %(day_to)s
     AND (d.proof IS NULL OR d.proof = '{}'::jsonb OR d.proof = 'null'::jsonb);
 
--- name: causes_count_letters: a cause counts the letters that are stored of it
+-- name: causes_count_letters: a cause's count is the number of its stored dead letters
 SELECT c.cause_id::text, NULL::text, NULL::text, NULL::text
 FROM cause c
 LEFT JOIN (
@@ -73,7 +73,7 @@ FROM (
 ) d
 WHERE d.entry <> d.entry_before + 1 OR d.previous <> d.hash_before OR d.hash <> decision_hash(d.line);
 
--- name: requests_end: no request stays claimed for long after its worker's time is over
+-- name: requests_end: no request stays claimed for long after its claim's deadline
 SELECT r.request_id::text, r.topic, r.message_id, NULL::text
 FROM resend_request r WHERE r.state = 'claimed' AND r.claim_deadline < %(patient_since)s;
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 INVARIANTS: dict[str, str] = {
     "exhausted_delivery_has_case": "every delivery that a run of the day found EXHAUSTED is before a person, or was",
-    "case_has_alert": "every case that waits for a person, or was opened on the day, has told one",
+    "case_has_alert": "every case that waits for a person, or was opened on the day, has an alert",
     "alert_was_told": "no alert that somebody wants waits for long",
     "letters_acknowledged": "every page of dead letters that was stored was acknowledged to its broker",
     "letters_decided":
-        "no dead letter lies undecided for long: it is replayed, discarded, waits until an instant or for a person",
-    "replay_has_request": "every dead letter that is being replayed, or was of late, has the request that does it",
-    "discard_has_proof": "a machine discards a dead letter only with what shows that nothing was left to do",
-    "causes_count_letters": "a cause counts the letters that are stored of it",
+        "no dead letter stays undecided for long: it is replayed, discarded, waits until a time or for a person",
+    "replay_has_request": "every dead letter that is being replayed, or was on the day, has its request",
+    "discard_has_proof": "a machine discards a dead letter only with a proof that nothing was left to do",
+    "causes_count_letters": "a cause's count is the number of its stored dead letters",
     "discard_is_honoured": "nothing was sent to a group after a person discarded its delivery",
     "decisions_are_whole": "no entry of the log of decisions was changed, taken out or put in between",
-    "requests_end": "no request stays claimed for long after its worker's time is over",
+    "requests_end": "no request stays claimed for long after its claim's deadline",
     "withdrawals_end": "no withdrawal of a message is left half done",
     "runs_end": "no run is open that nobody has heard of for long",
     "progress_grows": "within one epoch no group went back, but where a REGRESSION says so",

@@ -25,10 +25,10 @@ def parse_levels(written: str) -> list[timedelta]:
     for part in written.split():
         found = re.fullmatch(r"(\d+)([smhd])", part)
         if found is None:
-            raise ValueError(f"{part!r} is no delay level")
+            raise ValueError(f"{part!r} is not a delay level")
         levels.append(timedelta(seconds=int(found[1]) * _UNITS[found[2]]))
     if not levels:
-        raise ValueError("there is no delay level")
+        raise ValueError("there is not a delay level")
     return levels
 
 

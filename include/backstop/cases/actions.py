@@ -11,20 +11,20 @@ from backstop.records import Verdict
 from backstop.verdicts.judge import Judged, Promise
 
 ACTIONS: dict[str, str] = {
-    "leave": "nothing is done; the same finding opens no new case for these deliveries",
-    "discard": "the delivery is given up for this group: no later run acts on it, and nothing is sent for it",
-    "void": "the whole message is withdrawn, for every group",
-    "raise": "one more send is allowed (or --more N); reconcile goes on with it",
-    "resend": "asks for the next send, to this group alone, where it still fits when it is claimed",
-    "go_on": "the stopped batch goes on, with a canary again; what went wrong stays with its own verdicts and cases",
-    "give_up": "what the stopped batch has not sent yet is closed; only a person asks for it again, and overdue says so",
-    "replay": "asks for the next send of each, to this group alone; one more is allowed where they are used up",
-    "replay_sample": "the same for a few of them (--sample N); the others stay, until it is known what became of these",
+    "leave": "does nothing; the same finding opens no new case for these deliveries",
+    "discard": "gives the delivery up for this group: no later run acts on it, and nothing is sent for it",
+    "void": "withdraws the whole message, for every group",
+    "raise": "allows one more send (or --more N); reconcile continues with it",
+    "resend": "requests the next send, to this group alone, if it still fits when it is claimed",
+    "go_on": "continues the stopped batch, with a canary again; failed messages keep their own verdicts and cases",
+    "give_up": "closes what the stopped batch has not sent; only a person can request it again, and its overdue case says so",
+    "replay": "requests the next send of each, to this group alone; if its sends are used up, allows one more",
+    "replay_sample": "the same for a few of them (--sample N); the others stay until the result is known",
     "edit": "replaces the content of one message (--message ID --content-file FILE) and replays it; the old one is kept",
-    "accept": "the queue's new life is accepted: older copies are judged by time from now on",
+    "accept": "accepts the queue's new epoch: older copies are judged by time from now on",
     "drained": "nothing will come from a broker that the topic left (--broker NAME): what went there is judged by time",
-    "approve": "what another person proposed is applied",
-    "reject": "what was proposed is not applied; the case waits for another answer",
+    "approve": "applies what another person proposed",
+    "reject": "does not apply the proposal; the case waits for another answer",
 }
 """Every action with its sentence."""
 
@@ -106,7 +106,7 @@ def why_not(action: str, judged: Judged, promise: Promise, policy: Policy, as_of
         return "it is older than the replay horizon, beyond which nothing is published"
     if action == "raise":
         if promise.refusals >= policy.max_refusals:
-            return "the broker refused it too often: mend the cause and raise max_refusals in the policy"
+            return "the broker refused it too often: fix the cause and raise max_refusals in the policy"
         if judged.verdict is not Verdict.EXHAUSTED and not judged.eligible:
             return f"its sends are not used up: it is {judged.verdict} ({judged.reason})"
         return None

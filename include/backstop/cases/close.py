@@ -39,7 +39,7 @@ def close_settled(cur: Any) -> int:
         how = f"after the decision to {decision}" if decision else "by itself"
         cur.execute(_SQL["alert"], {
             "case_id": case_id, "dedup_key": closing_key(case_id, reopened), "severity": "info",
-            "title": f"Case {case_id} is over: {kind} in {topic}",
+            "title": f"Case {case_id} closed: {kind} in {topic}",
             "body": f"Every delivery to {group} in it was done, withdrawn or discarded, {how}.",
         })  # fmt: skip
     _leave_rest(cur)
@@ -52,7 +52,7 @@ def _leave_rest(cur: Any) -> None:
     for case_id, kind, topic, reopened in cur.fetchall():
         cur.execute(_SQL["alert"], {
             "case_id": case_id, "dedup_key": closing_key(case_id, reopened), "severity": "info",
-            "title": f"Case {case_id} is over: {kind} in {topic}",
+            "title": f"Case {case_id} closed: {kind} in {topic}",
             "body": "All that is undecided of it was left on purpose.",
         })  # fmt: skip
 
@@ -68,7 +68,7 @@ def close_by_cause(cur: Any, kind: str, still: Collection[Cause], why: str, grou
         cur.execute(_SQL["close"], {"case_id": case_id})
         cur.execute(_SQL["alert"], {
             "case_id": case_id, "dedup_key": closing_key(case_id, reopened), "severity": "info",
-            "title": f"Case {case_id} is over: {kind} in {topic}", "body": f"{subject} of {group}: {why}.",
+            "title": f"Case {case_id} closed: {kind} in {topic}", "body": f"{subject} of {group}: {why}.",
         })  # fmt: skip
     return len(over)
 

@@ -305,7 +305,7 @@ def _plan_batch(
         if not mine:
             plan.left_out.append(f"{message_id}: no shard has its stub, or {group} does not owe it")
         elif len(seen.shards_of[key]) > 1:
-            plan.left_out.append(f"{message_id}: it is on more than one shard; mend that first")
+            plan.left_out.append(f"{message_id}: it is on more than one shard; fix that first")
         elif all(is_done(judged) for judged in mine):
             plan.done.append((topic, message_id, group))
         else:

@@ -76,8 +76,8 @@ def _reopen(cur: Any, where: Mapping[str, Any], severity: str, summary: str) -> 
     for case_id, times in cur.fetchall():
         cur.execute(_SQL["alert"], {
             "case_id": case_id, "dedup_key": closing_key(case_id, times - 1), "severity": "info",
-            "title": f"Case {case_id} is over: {where['kind']} in {where['topic']}",
-            "body": "It was decided. It came back since, which is told by itself.",
+            "title": f"Case {case_id} closed: {where['kind']} in {where['topic']}",
+            "body": "It was decided, and has come back since: see the next alert.",
         })  # fmt: skip
         cur.execute(_SQL["alert"], {
             "case_id": case_id, "dedup_key": f"case/{case_id}/reopened/{times}", "severity": severity,

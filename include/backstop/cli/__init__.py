@@ -20,7 +20,7 @@ def main() -> None:
             sys.exit(run_without_platform(sys.argv[1:]))
         print(
             "backstop: The command line is not installed, but for `backstop migrate` and `backstop topics`.\n"
-            f"  kept: Nothing was started.\n  next: {install('platform')}",
+            f"  unaffected: Nothing was started.\n  next: {install('platform')}",
             file=sys.stderr,
         )
         sys.exit(2)

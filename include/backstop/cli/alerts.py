@@ -9,18 +9,18 @@ import typer
 from backstop.cli import context, out
 from backstop.cli.misused import LARGEST
 
-app = typer.Typer(help="What people are told: list, deliver, test.", no_args_is_help=True)
+app = typer.Typer(help="Alerts: list, deliver, test.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_them(
     undelivered: Annotated[
-        bool, typer.Option("--undelivered", help="Only what nobody was told of and somebody should be.")
+        bool, typer.Option("--undelivered", help="Only alerts that no channel took.")
     ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST)] = 50,
     as_json: out.Json = False,
 ) -> None:
-    """List alerts, the newest first, and which channel was told."""
+    """List alerts, the newest first, and which channel got each."""
     from backstop.alerts.look import list_alerts
 
     with context.control(context.load_settings(), context.connections()) as conn:
@@ -39,7 +39,7 @@ def list_them(
 
 @app.command("deliver")
 def deliver_now(as_json: out.Json = False) -> None:
-    """Tell what waits, as the DAG deliver_alerts does. Ends with 3 when alerts wait and no channel takes them."""
+    """Send waiting alerts, as the DAG deliver_alerts does. Ends with 3 when alerts wait and no channel takes them."""
     from backstop.alerts.run_once import run_once
 
     with out.progress("telling"):

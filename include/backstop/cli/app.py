@@ -133,4 +133,5 @@ def _say(what: str, kept: str, next_step: str) -> None:
 
         print(hide(traceback.format_exc()), file=sys.stderr)
     # Part by part: a password that is a word of ours must not eat the labels.
-    print(f"backstop: {hide(printable(what, lines=True))}\n  kept: {hide(kept)}\n  next: {hide(next_step)}", file=sys.stderr)
+    text = f"backstop: {hide(printable(what, lines=True))}\n  unaffected: {hide(kept)}\n  next: {hide(next_step)}"
+    print(text, file=sys.stderr)

@@ -28,7 +28,7 @@ def list_them(
     limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST)] = 100,
     as_json: out.Json = False,
 ) -> None:
-    """List cases, the newest first; open ones unless told otherwise."""
+    """List cases, the newest first; open ones by default."""
     from backstop.cases.actions import KINDS
     from backstop.cases.look import STATES, list_cases
 
@@ -118,7 +118,7 @@ def decide_one(
     content_base64: Annotated[str | None, typer.Option("--content-base64", help="For edit: the same in base64.")] = None,
     broker: Annotated[str | None, typer.Option("--broker", help="For drained: the broker that the topic left.")] = None,
     proposal: Annotated[
-        int | None, typer.Option("--proposal", min=1, max=LARGEST, help="For approve: the proposal that you looked at.")
+        int | None, typer.Option("--proposal", min=1, max=LARGEST, help="For approve: the proposal that you read.")
     ] = None,
     as_json: out.Json = False,
 ) -> None:
@@ -164,7 +164,7 @@ def show_proposed(
     case_id: CaseId,
     diff: Annotated[bool, typer.Option("--diff", help="The dead letter's content as it is now beside it, line by line.")] = False,
 ) -> None:
-    """Write the new content that is proposed for a message to stdout, as it is; what else is proposed goes to stderr."""
+    """Write a proposed new content to stdout, unchanged; the rest of the proposal goes to stderr."""
     from backstop.cases.propose import proposed
     from backstop.dead_letters.export_letters import read_letters
     from backstop.dead_letters.letters import UNDECIDED, LetterFilter

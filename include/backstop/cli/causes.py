@@ -16,13 +16,13 @@ _WIDEST = 110
 
 
 def causes(
-    topic: Annotated[str | None, typer.Option("--topic", help="Count only open letters of this topic.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Count only open dead letters of this topic.")] = None,
     category: Annotated[str | None, typer.Option("--category", help="Only causes of this category.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also causes without open letters.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also causes without open dead letters.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST)] = 50,
     as_json: out.Json = False,
 ) -> None:
-    """What dead letters died of: causes, the ones with the most open letters first."""
+    """List causes, those with the most open dead letters first."""
     from backstop.cli.read import read
     from backstop.named_sql import load
 
@@ -37,7 +37,7 @@ def causes(
         out.document(rows)
         return
     if not rows:
-        out.line("No cause has open letters." if not everything else "No cause is known.")
+        out.line("No cause has open dead letters." if not everything else "No cause is known.")
         return
     out.table(
         ("cause", "category", "open", "letters", "first seen", "last seen", "what they died of"),
@@ -51,11 +51,11 @@ def causes(
 
 def try_rules(
     file: Annotated[Path, typer.Argument(help="A backstop.yaml, or a file with `rules:` as under dead_letters.")],
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="Only letters of this topic; may be repeated.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST, help="Open letters to look at.")] = 100_000,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="Only dead letters of this topic; may be repeated.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST, help="How many open dead letters to read.")] = 100_000,
     as_json: out.Json = False,
 ) -> None:
-    """What the rules of a file would make of the open dead letters. Changes nothing."""
+    """Show how a file's rules would classify the open dead letters. Changes nothing."""
     from backstop.dead_letters.try_rules import try_rules as try_them
 
     rules = _rules_in(file)
@@ -78,7 +78,7 @@ def try_rules(
                 for one in trial.changes
             ],
         )
-    out.line("Nothing was changed. Put the rules under dead_letters.rules: the next triage classifies open letters by them.")
+    out.line("Nothing was changed. Put the rules under dead_letters.rules: the next triage classifies open dead letters by them.")
 
 
 def _rules_in(file: Path) -> list[dict[str, Any]]:

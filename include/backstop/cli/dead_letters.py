@@ -16,7 +16,7 @@ from backstop.records import Category, LetterState
 if TYPE_CHECKING:
     from backstop.dead_letters.letters import LetterFilter
 
-app = typer.Typer(help="What died, of what, and what was decided of it.", no_args_is_help=True)
+app = typer.Typer(help="Dead letters: list, show, export, causes, rules.", no_args_is_help=True)
 app.command("causes")(causes.causes)
 app.command("try-rules")(causes.try_rules)
 
@@ -39,10 +39,10 @@ _CAUSES = 20
 def list_them(
     topic: Topic = None, group: Group = None, state: States = None, every: Every = False, category: CategoryName = None,
     cause: Cause = None, case: Case = None, since: Since = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST, help="Letters to list.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST, help="How many dead letters to list.")] = 20,
     as_json: out.Json = False,
 ) -> None:  # fmt: skip
-    """What these letters died of, then the letters, the newest first; those not decided yet unless told otherwise."""
+    """List causes, then dead letters, the newest first; undecided ones by default."""
     from backstop.dead_letters.letters import count_by_cause, list_letters
 
     wanted = _wanted(topic, group, state, every, category, cause, case, since)
@@ -72,11 +72,11 @@ def list_them(
 
 @app.command("show")
 def show_one(
-    dead_letter_id: Annotated[int, typer.Argument(min=1, max=LARGEST, help="The letter's number.")],
+    dead_letter_id: Annotated[int, typer.Argument(min=1, max=LARGEST, help="The dead letter's number.")],
     raw: Annotated[bool, typer.Option("--raw", help="Write the content to stdout as it is, and nothing else.")] = False,
     as_json: out.Json = False,
 ) -> None:
-    """Show one letter: where it died and of what, what was decided, its headers and content."""
+    """Show one dead letter: where and why it died, what was decided, its headers and content."""
     from backstop.dead_letters.letters import show_letter
 
     settings = context.load_settings()
@@ -125,7 +125,7 @@ def export(
     limit: Annotated[int | None, typer.Option("--limit", min=1, max=LARGEST, help="At most so many, the oldest.")] = None,
     as_json: out.Json = False,
 ) -> None:  # fmt: skip
-    """Write letters with headers and contents to a file, the oldest first."""
+    """Write dead letters with headers and contents to a file, the oldest first."""
     from backstop.dead_letters.export_letters import FORMATS, export_letters
 
     require_known("--format", [form], FORMATS)

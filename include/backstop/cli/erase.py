@@ -16,7 +16,7 @@ def erase(
     by: Annotated[str | None, typer.Option("--by", help="Who asks; default: the name you are logged in with.")] = None,
     as_json: out.Json = False,
 ) -> None:
-    """Empty stubs, dead letters and edits of messages that are over; ids, hashes, who and why stay. It cannot be undone."""
+    """Empty stubs, dead letters and edits of finished messages; ids, hashes, who and why stay. It cannot be undone."""
     from backstop.retention.erase import NOT_REACHED
     from backstop.retention.erase import erase as empty
     from backstop.runs.speaker import speaker

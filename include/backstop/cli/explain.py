@@ -72,7 +72,7 @@ def evidence(judged: Judged) -> str:
 def next_step(judged: Judged, *, mode: str, paused: str | None, requests: Sequence[Mapping[str, Any]]) -> str:
     """What happens next to this delivery, and when."""
     if judged.verdict in (Verdict.CONFIRMED, Verdict.VOIDED):
-        return "nothing: it is over"
+        return "nothing: it is done"
     for request in requests:
         if request["state"] not in ("open", "claimed"):
             continue

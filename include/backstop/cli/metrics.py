@@ -18,7 +18,7 @@ def metrics(
         Path | None, typer.Option("--to", help="Write to this file (ending in .prom), whole or not at all.", dir_okay=False)
     ] = None,
 ) -> None:
-    """Tell when each duty last succeeded and what waits, in Prometheus' text format."""
+    """Print when each duty last succeeded and what waits, in Prometheus' text format."""
     from backstop.health.metrics import render
 
     settings, known = context.load_settings(), context.connections()

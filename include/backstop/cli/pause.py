@@ -44,7 +44,7 @@ def pause(
 
 
 def resume(topic: Topic = None, everything: All = False, as_json: out.Json = False) -> None:
-    """Go on sending a topic; --all lifts every pause."""
+    """Resume sending a topic; --all lifts every pause."""
     from backstop.named_sql import load
     from backstop.restore.paused import require_finished
     from backstop.runs.decision_log import append

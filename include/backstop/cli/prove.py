@@ -32,7 +32,7 @@ def prove(
     docs: Annotated[Path, typer.Option("--docs", help="Where the report of the data checks goes.")] = Path("build/data-docs"),
     as_json: out.Json = False,
 ) -> None:
-    """Was anything lost? Reads every stub of a topic created in a window and what every group's logs say of it.
+    """Was anything lost? Reads every stub of a topic created in a window, and every group's log of it.
 
     Changes nothing of producers and consumers. Ends with 0: nothing was lost; 1: these were lost; 3: not everything could be
     read; 7: not everything is finished yet.

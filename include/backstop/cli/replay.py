@@ -24,11 +24,11 @@ def replay(
     ] = None,
     cause: Annotated[list[int] | None, typer.Option("--cause", min=1, max=LARGEST, help="This cause; may be repeated.")] = None,
     group: Annotated[str | None, typer.Option("--group", help="Only for this consumer group.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, max=LARGEST, help="At most so many deliveries.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, max=LARGEST, help="At most this many deliveries.")] = None,
     rate: Annotated[float | None, typer.Option("--rate", help="Messages a second, below the topic's own limit.")] = None,
     stored: Annotated[int | None, typer.Option("--plan", min=1, max=LARGEST, help="The number of a plan made before.")] = None,
-    canary: Annotated[bool, typer.Option("--canary", help="Ask for the first few only.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Ask for all of it.")] = False,
+    canary: Annotated[bool, typer.Option("--canary", help="Request the first few only.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Request all of it.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and show only; so it is without --canary or --full.")] = False,
     approve: Annotated[
         str | None,
@@ -38,9 +38,9 @@ def replay(
     why: Annotated[str, typer.Option("--why", help="The reason; it is kept with the plan.")] = "",
     as_json: out.Json = False,
 ) -> None:
-    """Plan which deliveries of a window are sent again, show it, and ask for them: a canary, or all.
+    """Plan which deliveries of a window are sent again, show the plan, and request it: a canary, or all.
 
-    What is asked for goes out with the next resend runs, by their ramp and rate; each is judged again before it does.
+    The next resend runs send it, by their ramp and rate; each delivery is judged again first.
     """
     from backstop.dead_letters.replay_incident import Wanted, run_incident
     from backstop.runs.speaker import speaker

@@ -33,7 +33,7 @@ def consumer(
     store: Annotated[str, typer.Argument(help="The consumer database, by its name in backstop.yaml.")], since: Since,
     as_json: out.Json = False,
 ) -> None:  # fmt: skip
-    """Judge again what was confirmed since: its logs, and the work they told of, may be gone."""
+    """Judge again what was confirmed since: its logs and its work may be gone."""
     from backstop.restore.consumer import restore_consumer
 
     settings, known = context.load_settings(), context.connections()
@@ -49,7 +49,7 @@ def _instant(text: str) -> datetime:
         instant = None
     if instant is None or instant.tzinfo is None:
         raise ConfigurationError(
-            f"--since {text}: this is no time with a zone.", kept="Nothing was changed.",
+            f"--since {text}: not a time with a zone.", kept="Nothing was changed.",
             next_step="Write it as 2026-11-21T02:00Z.",
         )  # fmt: skip
     return instant

@@ -28,7 +28,7 @@ def reconcile(
     end: Annotated[str | None, typer.Option("--to", help="... and before.")] = None,
     dry_run: DryRun = False,
     no_send: Annotated[
-        bool, typer.Option("--no-send", help="Promote verdicts, cases and statuses, and ask for no resend.")
+        bool, typer.Option("--no-send", help="Promote verdicts, cases and statuses, and request no resend.")
     ] = False,
     local_spark: Annotated[
         bool, typer.Option("--local-spark", help="Spark on this machine, whatever $BACKSTOP_SPARK_MASTER says.")
@@ -79,16 +79,16 @@ def reconcile(
 def resend(
     topic: Topics = None,
     dry_run: DryRun = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many requests.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many requests.")] = None,
     ids: Annotated[str | None, typer.Option("--ids", help="Only the ids of this file, one a line; - reads them here.")] = None,
     id_: Annotated[list[str] | None, typer.Option("--id", help="Only this id; may be repeated.")] = None,
     why: Annotated[str, typer.Option("--why", help="With ids: the reason.")] = "",
     by: Annotated[str | None, typer.Option("--by", help="With ids: who; default: the name you are logged in with.")] = None,
     as_json: out.Json = False,
 ) -> None:
-    """Send what requests ask for and what still fits: claim, publish, settle, until nothing is due.
+    """Send what was requested and still fits: claim, publish, settle, until nothing is due.
 
-    With --ids or --id only these messages of the one --topic, also when nobody has asked for them yet.
+    With --ids or --id only these messages of the one --topic, requested or not.
     """
     from backstop.resend.ask_for_ids import Listed
     from backstop.resend.work import Planned, run_duty
@@ -126,7 +126,7 @@ def sweep(
     docs: Annotated[Path, typer.Option("--docs", help="Where the reports of the data checks go.")] = Path("build/data-docs"),
     as_json: out.Json = False,
 ) -> None:
-    """Take back leases whose holders are gone, and correct Redis where it disagrees with the database; in this process.
+    """Take back leases of workers that died, and correct Redis where it disagrees with the database.
 
     Ends with 3 when a database or Redis did not answer: the others were swept.
     """
@@ -164,7 +164,7 @@ def retention(
     ] = None,
     as_json: out.Json = False,
 ) -> None:
-    """Purge what is over and safe to purge, in small steps, inside its window: logs, stubs, letters, Backstop's own.
+    """Purge finished rows in small steps, inside its window: logs, stubs, dead letters, old control rows.
 
     Ends with 3 when something did not answer: what could not be asked for stays.
     """
@@ -187,9 +187,9 @@ def triage(
     docs: Annotated[Path, typer.Option("--docs", help="Where the reports of the data checks go.")] = Path("build/data-docs"),
     as_json: out.Json = False,
 ) -> None:
-    """Drain dead-letter queues, find the causes, discard what is proven done, replay what is safe, ask people; in this process.
+    """Drain dead-letter queues, find causes, discard what is proven done, replay what is safe, ask people.
 
-    A dry run tells what would become of the letters that are stored already. Ends with 3 when something did not answer: the
+    A dry run shows the decisions about stored dead letters. Ends with 3 when something did not answer: the
     rest was done.
     """
     from backstop.dead_letters.apply import Decided
@@ -220,7 +220,7 @@ def audit(
     docs: Annotated[Path, typer.Option("--docs", help="Where the reports of the data checks go.")] = Path("build/data-docs"),
     as_json: out.Json = False,
 ) -> None:
-    """Ask all databases whether what must always hold does hold; it only looks.
+    """Check the invariants of all databases for one day; changes nothing.
 
     Ends with 5 when something does not hold, with 3 when something did not answer.
     """
@@ -234,7 +234,7 @@ def audit(
         chosen = None if day is None else date.fromisoformat(day)
     except ValueError:
         raise ConfigurationError(
-            f"{day!r} is no day.", kept="Nothing was started.", next_step="Write it as 2026-11-21."
+            f"{day!r} is not a date.", kept="Nothing was started.", next_step="Write it as 2026-11-21."
         ) from None
 
     def check(run: Run, suite: str) -> None:
@@ -252,7 +252,7 @@ def audit(
 
 @app.command()
 def watch(as_json: out.Json = False) -> None:
-    """Look once for losses that are coming and for duties that are overdue; alert, and send the heartbeat.
+    """Check once for backlogs, silent groups and overdue duties; write alerts, and send the heartbeat.
 
     Ends with 1 when a duty is overdue, with 3 when something (the heartbeat's URL too) did not answer.
     """

@@ -78,6 +78,6 @@ def run_without_platform(arguments: Sequence[str]) -> int:
         else:
             print(f"{asked.role}: {text_of_migration(migrate_one(known, asked.role, asked.database))}")
     except BackstopError as error:
-        print(known.hide(f"backstop: {error.what}\n  kept: {error.kept}\n  next: {error.next_step}"), file=sys.stderr)
+        print(known.hide(f"backstop: {error.what}\n  unaffected: {error.kept}\n  next: {error.next_step}"), file=sys.stderr)
         return error.exit_code
     return 0

@@ -31,8 +31,8 @@ def tell_holders(topic: str, group: str, queues: Sequence[int], holders: Sequenc
     if free and None not in held:
         return Finding(
             subject, False, f"{says}; held by nobody: {_numbers(free)}",
-            "Look again in a minute (consumers share the queues anew when one comes or goes); if it stays so, look whether all "
-            "consumers of the group have the same subscription.",
+            "Look again in a minute (consumers redistribute the queues when one joins or leaves). If that changes nothing, check "
+            "that all consumers of the group have the same subscription.",
         )  # fmt: skip
     return Finding(subject, True, says)
 
@@ -41,7 +41,7 @@ def _of(consumer: str, its: Sequence[Holder]) -> str:
     """One consumer's queues. A consumer has its own clock, which is the one shown."""
     numbers = [one.queue_id for one in its if one.queue_id is not None]
     if not numbers:
-        return f"{consumer} does not tell which queues it has"
+        return f"{consumer} does not say which queues it has"
     locked = [one for one in its if one.locked]
     if not locked:
         return f"{consumer} has {_numbers(numbers)}"

@@ -24,9 +24,9 @@ def where(
     file: Annotated[Path | None, typer.Option("--file", help="A file with one message id a line; - reads stdin.")] = None,
     as_json: out.Json = False,
 ) -> None:
-    """Tell the whole story of each message: stub, attempts, each group's log and verdict, and what happens next.
+    """Show everything about each message: stub, attempts, each group's log and verdict, and what happens next.
 
-    Ends with 1 when a message is not known, with 3 when something that may know it did not answer.
+    Ends with 1 if a message is unknown, with 3 if a database or broker that may know it did not answer.
     """
     from backstop.errors import ConfigurationError
 

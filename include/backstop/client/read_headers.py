@@ -62,5 +62,5 @@ def _broken(header: str, why: str) -> ContractBroken:
     return ContractBroken(
         f"The header {header!r} {why}.",
         kept="The message was not processed and not acknowledged.",
-        next_step="Look for it in the group's dead-letter queue, and mend the program that sent it.",
+        next_step="Look for it in the group's dead-letter queue, and fix the program that sent it.",
     )

@@ -39,7 +39,7 @@ def parse(text: str, name: str = "backstop.yaml") -> Settings:
     try:
         content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{name} is not YAML: {_place(error)}.", kept=_KEPT, next_step="Mend that line.") from None
+        raise ConfigurationError(f"{name} is not YAML: {_place(error)}.", kept=_KEPT, next_step="Correct that line.") from None
     if not isinstance(content, dict):
         raise ConfigurationError(
             f"{name} holds no settings.", kept=_KEPT, next_step="Begin with the backstop.yaml of the documentation."

@@ -13,7 +13,7 @@ def open_to_others(url: str) -> str | None:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return "it is no URL"
+        return "it is not a URL"
     said = dict(parse_qsl(parts.query))
     if all(_is_here(host) for host in _hosts(parts.netloc, said)):
         return None

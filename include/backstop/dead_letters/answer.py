@@ -109,7 +109,7 @@ def _choose(
         missing |= {str(number) for number in numbers or () if number not in {one.dead_letter_id for one in chosen}}
         if missing:
             raise refused(
-                f"Not among the undecided letters of case {case.case_id}: {', '.join(sorted(missing)[:5])}.",
+                f"Not among the undecided dead letters of case {case.case_id}: {', '.join(sorted(missing)[:5])}.",
                 f"See them: backstop dead-letters list --case {case.case_id}",
             )
     else:
@@ -117,11 +117,11 @@ def _choose(
         chosen = [one for one in seen if one.left_in_case is None] or ([] if late else seen)
     if not chosen and late:
         raise refused(
-            f"All {len(late)} undecided letters of case {case.case_id} came after the question.",
+            f"All {len(late)} undecided dead letters of case {case.case_id} came after the question.",
             f"Look again: backstop cases show {case.case_id}",
         )
     if not chosen:
-        raise refused(f"Case {case.case_id} has no undecided letter any more.", f"See: backstop cases show {case.case_id}")
+        raise refused(f"Case {case.case_id} has no undecided dead letters any more.", f"See: backstop cases show {case.case_id}")
     if action in _REPLAYS and case.topic in settings.topics and settings.topics[case.topic].mode != "repair":
         raise refused(
             f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",

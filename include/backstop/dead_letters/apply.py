@@ -99,7 +99,7 @@ def decide_and_apply(
     if missed:
         raise Unavailable(
             "Not everything answered: " + "; ".join(f"{name}: {why}" for name, why in sorted(missed.items())),
-            kept="Letters that needed it wait, undecided; all others were decided.",
+            kept="Dead letters that needed it wait, undecided; all others were decided.",
             next_step="Bring back what is named; the next run decides them.",
         )
     return counts

@@ -29,7 +29,7 @@ def ask_reader(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise Unreadable(
-            f"Its letters cannot be read: {type(error).__name__} in {Path(at.filename).name}, line {at.lineno}.",
+            f"Its dead letters cannot be read: {type(error).__name__} in {Path(at.filename).name}, line {at.lineno}.",
             kept="They stay with their broker.",
-            next_step="Look at the queue's first letters with the broker's own tools, and report what they are.",
+            next_step="Check the queue's first messages with the broker's own tools, and report what they are.",
         ) from error

@@ -40,8 +40,8 @@ class Due:
         """Raises Unavailable when a broker did not say whether it has letters."""
         if self.silent:
             raise BrokerUnavailable(
-                f"Nobody knows what is in the dead-letter queues: {'; '.join(self.silent)}.",
-                kept="Letters are with their broker, and nothing was decided of them.",
+                f"The dead-letter queues could not be read: {'; '.join(self.silent)}.",
+                kept="Dead letters are with their broker, and nothing was decided about them.",
                 next_step="Bring it back; the next run empties its queues.",
             )
 

@@ -58,10 +58,10 @@ class Drained:
         """Raises Unavailable with what was missed."""
         if self.missed:
             raise BrokerUnavailable(
-                "Not every dead-letter queue was emptied: "
+                "Some dead-letter queues could not be emptied: "
                 + "; ".join(f"{name}: {why}" for name, why in sorted(self.missed.items())),
-                kept="What was stored is stored; the other letters are with their broker, and nothing was decided of them.",
-                next_step="Mend what is named; the next drain goes on.",
+                kept="Stored dead letters stay; the others are with their broker, and nothing was decided about them.",
+                next_step="Fix the queues listed above; the next drain resumes.",
             )
 
 

@@ -27,7 +27,7 @@ def why_not(action: str, facts: Facts, policy: Policy) -> str | None:
         return "its ordering key is parked in a case of its own; decide that one"
     assert facts.stub is not None
     if refused_too_often(facts.stub, policy):
-        return "the broker refused it too often: mend the cause and raise max_refusals in the policy"
+        return "the broker refused it too often: fix the cause and raise max_refusals in the policy"
     if facts.asked is not None:
         return facts.asked
     return None

@@ -234,7 +234,7 @@ def _left_out(settings: Settings, letter: Letter, facts: Facts) -> str | None:
     if facts.discarded is not None:
         return "a person gave it up"
     if is_done(facts) and not is_conflict(facts):
-        return "it is done: the next triage discards its letter"
+        return "it is done: the next triage discards its dead letter"
     if facts.left is not None:
         return "a person left it on purpose: answer its case"
     policy = policy_of(settings, letter)
@@ -298,7 +298,7 @@ def _in_window(created: datetime, wanted: Wanted) -> bool:
 
 def _not_eligible(settings: Settings, one: Judged, seen: Judgement, verdicts: Sequence[str], route: str | None) -> str | None:
     if len(seen.shards_of[one.key]) > 1:
-        return "it is on more than one shard; mend that first"
+        return "it is on more than one shard; fix that first"
     if one.verdict == Verdict.EXHAUSTED:
         return "its sends are used up, or it is too old: decide its case"
     if str(one.verdict) not in verdicts:

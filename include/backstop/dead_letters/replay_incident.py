@@ -38,7 +38,7 @@ Mode = Literal["dry_run", "canary", "full"]
 _SQL = load("backstop.dead_letters", "incident.sql")
 _APPLY = load("backstop.dead_letters", "decide.sql")["apply"]
 _BATCH = 1_000
-_DECIDED = "its letter was decided or classified anew meanwhile"
+_DECIDED = "its dead letter was decided or classified again meanwhile"
 _DIED = "it has a dead letter that the plan does not know"
 _ASKED = "its send was asked for already"
 

@@ -55,8 +55,8 @@ def run_duty(
         close_run(control, run, "incomplete" if missed else "done", Counts(), error=str(missed) if missed else None)
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise StoreUnavailable(
-            f"The control database ({settings.control}) went away: {str(error).strip() or 'no reason'}.",
-            kept="Letters that were not stored are still with the broker; what was decided stays.",
+            f"The control database ({settings.control}) did not answer: {str(error).strip() or 'no reason'}.",
+            kept="Dead letters that were not stored are still with the broker; decisions stay.",
             next_step="Bring it back; the next run goes on.",
         ) from error
     finally:

@@ -70,13 +70,13 @@ def make_storable(letter: DeadLetter) -> DeadLetter:
         broker_id = "sha256:" + hashlib.sha256(letter.broker_id.encode(errors="surrogatepass")).hexdigest()
     position, deliveries = letter.position, letter.deliveries
     if position is not None and not (0 <= position.offset <= _BIGINT and 0 <= position.queue_id <= _INT):
-        wrong.append("its position is no place that can be")
+        wrong.append("its position is not a valid place")
         put("position", f"queue {position.queue_id} offset {position.offset} epoch {escaped(position.epoch)}")
         position = None
     if position is not None:
         position = replace(position, epoch=text("epoch", position.epoch))
     if deliveries is not None and not 0 <= deliveries <= _INT:
-        wrong.append("its deliveries are no number that can be")
+        wrong.append("its deliveries are not a valid number")
         put("deliveries", str(deliveries))
         deliveries = None
     return replace(

@@ -126,7 +126,7 @@ class RedisExchange:
             raise StoreUnavailable(
                 f"Redis, which holds the leases, {said}: {why}.",
                 kept="Nothing was assumed from its silence.",
-                next_step="Bring it back, or mend its connection; the work is taken up again by itself.",
+                next_step="Restart it, or correct its connection; work then resumes by itself.",
             ) from None
 
 

@@ -84,7 +84,7 @@ class RedisKeys:
                 if colon:
                     return Key(unquote(topic), message_id)
         raise ContractBroken(
-            f"{key!r} is no key of a message of {self.group!r}.",
+            f"{key!r} is not a key of a message of {self.group!r}.",
             kept="It was not touched.",
             next_step="Give Backstop's guard a Redis database of its own.",
         )

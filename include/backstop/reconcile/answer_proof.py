@@ -59,7 +59,7 @@ def answer(
     if broken:
         gaps.append(f"{broken:,} stubs break their contract and were not judged")
     if unowed := stubs - broken - owed:
-        gaps.append(f"{unowed:,} stubs are owed by no group, so nobody's log can tell of them")
+        gaps.append(f"{unowed:,} stubs are owed by no group, so no log can prove anything about them")
     if unknown := by_standing.get("unknown", 0):
         gaps.append(f"{unknown:,} deliveries could not be judged")
     if not_proven := by_standing.get("not_proven", 0):

@@ -57,7 +57,7 @@ def run_once(
         close_run(control, run, "incomplete" if missed else "done", counts, error=str(missed) if missed else None)
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise StoreUnavailable(
-            f"The control database ({settings.control}) went away: {str(error).strip() or 'no reason'}.",
+            f"The control database ({settings.control}) did not answer: {str(error).strip() or 'no reason'}.",
             kept="What the run had promoted stays valid; nothing was decided from its silence, and nothing was sent.",
             next_step="Bring it back; the next run judges what is still due, and finishes a promotion that was begun.",
         ) from error

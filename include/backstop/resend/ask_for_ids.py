@@ -152,7 +152,7 @@ def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> 
     if not shards:
         return Listed(key.message_id, "no shard has it")
     if len(shards) > 1:
-        return Listed(key.message_id, f"it is on several shards: {', '.join(shards)}; mend that first")
+        return Listed(key.message_id, f"it is on several shards: {', '.join(shards)}; fix that first")
     promise = seen.stubs[key]
     if promise.status in ("confirmed", "voided"):
         return Listed(key.message_id, f"{promise.status.upper()} already")

@@ -105,7 +105,7 @@ def end_of(
         return RequestState.OPEN, "its worker was gone before the number was taken"
     if stub.attempt_token is not None and stub.send_count == one.send_number:
         return None
-    return RequestState.UNKNOWN, "its worker was gone; nothing tells how the number ended"
+    return RequestState.UNKNOWN, "its worker was gone; the outcome of its number is unknown"
 
 
 def _left_behind(worker: Worker) -> Iterator[list[LeftBehind]]:

@@ -169,7 +169,7 @@ def a_worker(settings: Settings, connections: Connections, run: Run) -> Iterator
 
 def _control_away(settings: Settings, error: Exception) -> StoreUnavailable:
     return StoreUnavailable(
-        f"The control database ({settings.control}) went away: {str(error).strip() or 'no reason'}.",
+        f"The control database ({settings.control}) did not answer: {str(error).strip() or 'no reason'}.",
         kept="What was published is settled in its shard or will count as unknown; no request is lost.",
         next_step="Bring it back; the next run recovers and goes on.",
     )

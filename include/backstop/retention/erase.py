@@ -28,7 +28,7 @@ OVER = (StubStatus.CONFIRMED, StubStatus.VOIDED, StubStatus.NO_TAKER)
 NOT_REACHED = (
     "the broker, until its retention drops the message, and its dead-letter queue",
     "what programs wrote in their own words: last_error of consumer logs, errors of attempts, requests and cases",
-    "templates of causes and the evidence of cases, which are cut from the texts of many letters",
+    "templates of causes and the evidence of cases, which come from the texts of many dead letters",
     "the message's id and, in its stub, its ordering key, tag and the fingerprint of its content",
     "Airflow's database: a content that was typed into a form to edit a message, until the task that asked received it",
     "exports, backups, alerts that were sent, and the consumers' own tables",

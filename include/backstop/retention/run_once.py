@@ -84,7 +84,7 @@ def run_duty(
         return counts
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise StoreUnavailable(
-            f"The control database ({settings.control}) went away: {str(error).splitlines()[0]}.",
+            f"The control database ({settings.control}) did not answer: {str(error).splitlines()[0]}.",
             kept="What was purged was over; everything else is as it was.",
             next_step="Bring it back; the next run goes on.",
         ) from error

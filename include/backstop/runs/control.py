@@ -60,7 +60,7 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
     raise StoreUnavailable(
         f"The control database ({settings.control}) did not answer: {why}.",
         kept="Nothing was decided or sent; stubs and logs are untouched in their own databases.",
-        next_step="Bring it back, or mend the connection; the next run goes on where this one stopped.",
+        next_step="Restart it, or correct the connection; the next run continues where this one stopped.",
     )
 
 

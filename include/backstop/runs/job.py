@@ -24,6 +24,6 @@ def main_of(job: Callable[[argparse.Namespace], Counts]) -> None:
     try:
         counts = job(arguments)
     except BackstopError as error:
-        print(f"backstop: {error.what}\n  kept: {error.kept}\n  next: {error.next_step}", file=sys.stderr, flush=True)
+        print(f"backstop: {error.what}\n  unaffected: {error.kept}\n  next: {error.next_step}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
     print(f"backstop: {counts}", flush=True)

@@ -230,5 +230,5 @@ def _lost(run_id: int) -> RunLost:
     return RunLost(
         f"Run {run_id} is closed, or was taken over by another one.",
         kept="This process changed nothing since; what the run had committed stays valid.",
-        next_step="Let this process end; `backstop runs show` tells who took over, and the next run goes on.",
+        next_step="Let this process end; `backstop runs show` names the run that took over, and the next run goes on.",
     )

@@ -92,7 +92,7 @@ def build_indexes(
                         f"The index {index.name} waited {lock_seconds:g} s for a transaction that is still open.",
                         kept="The schema is as it was, and the writers went on; what is there of the index is not used.",
                         next_step="End it or wait for it (pg_stat_activity, the oldest xact_start), then run `backstop migrate`"
-                        " again: it builds the index anew.",
+                        " again: it rebuilds the index.",
                     ) from None
                 built.append(index.name)
         finally:

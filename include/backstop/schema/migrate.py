@@ -156,5 +156,5 @@ def _unavailable(role: str, why: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"The {role} database did not do it: {why}.",
         kept="Each step is one transaction: nothing of it stayed.",
-        next_step="Mend what it names (an owner's login is needed), then run `backstop migrate` again.",
+        next_step="Fix the problem it names (this needs the owner's login), then run `backstop migrate` again.",
     )

@@ -292,7 +292,7 @@ class PostgresConnection:
         if refused:
             next_step = "Run `backstop migrate` and `backstop check` for it; the next run looks again."
         else:
-            next_step = "Bring it back, or mend its connection; the next run goes on where this one stopped."
+            next_step = "Restart it, or correct its connection; the next run continues where this one stopped."
         return StoreUnavailable(
             f"The database of {self.subject} did not answer: {why.rstrip('.')}.",
             kept="Nothing was decided from its silence; what it had committed is there.",
@@ -403,7 +403,7 @@ NOT_A_URL = "its connection is not a URL that PostgreSQL understands"
 
 
 def read_url(url: str) -> dict[str, str] | None:
-    """A URL's parameters by libpq's names; null when it is no URL that libpq would connect with.
+    """A URL's parameters by libpq's names; null when it is not a URL that libpq would connect with.
 
     A password with a bare `/` or `@` in it ends up in the port, host or database, which the server's errors
     repeat: such a URL never gets as far as a connection.

@@ -356,7 +356,7 @@ WITH late AS MATERIALIZED (
 ), written AS (
     INSERT INTO send_attempt (topic, message_id, send_number, groups, requested_by, started_at, outcome, broker, error)
     SELECT topic, message_id, send_count, attempt_groups, coalesce(attempt_requested_by, 'not recorded'),
-        attempted_at, 'unknown', broker, 'its deadline passed before anybody told how it ended'
+        attempted_at, 'unknown', broker, 'its deadline passed before its outcome was recorded'
     FROM recovered
     ON CONFLICT (topic, message_id, send_number) DO NOTHING
 )

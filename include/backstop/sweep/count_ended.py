@@ -57,7 +57,7 @@ class Counted:
         if self.missed:
             raise StoreUnavailable(
                 "Not everything answered: " + "; ".join(f"{name}: {why}" for name, why in sorted(self.missed.items())),
-                kept="Leases that ended elsewhere were taken back; the others stay as they are.",
+                kept="Leases in other places were taken back; the others stay as they are.",
                 next_step="Bring back what is named; the next sweep goes on.",
             )
 

@@ -120,7 +120,7 @@ def run_duty(
         return counts
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise StoreUnavailable(
-            f"The control database ({settings.control}) went away: {str(error).splitlines()[0]}.",
+            f"The control database ({settings.control}) did not answer: {str(error).splitlines()[0]}.",
             kept="Leases that were taken back stay so; nothing else was changed.",
             next_step="Bring it back; the next sweep goes on.",
         ) from error

@@ -41,7 +41,7 @@ def sentence(report: Mapping[str, Any]) -> str:
     return (
         f"First sends: {firsts}. Lost in the broker: {resends['lost_in_broker']}. Sent again: {again}. "
         f"Copies in the broker: {copies['copies']}, the latest stored {copies['latest_seconds']} s after its attempt began. "
-        f"Killed with a lease in hand: {leases['killed_holding']}. Stood still in their work: {leases['stood_still']}, and woke "
+        f"Killed while holding a lease: {leases['killed_holding']}. Stood still in their work: {leases['stood_still']}, and woke "
         f"up in vain: {leases['woken_in_vain']}. Delivered again after a flush: {leases['again_after_a_flush']}. Messages of "
         f"which the database stopped a copy: {leases['stopped_by_the_database']}."
     )

@@ -37,12 +37,12 @@ def check_told(books: Books, received: dict[str, list[dict[str, str]]], problems
             else:
                 problems.add("alert said to be delivered that never came", case.kind, case.case_id)
         elif not spared:
-            problems.add("case that nobody was told of", case.kind, case.case_id)
+            problems.add("case without an alert", case.kind, case.case_id)
         if case.state == "closed" and not spared:
-            if any(alert.delivered for alert in closing) and (came(f"Case {case.case_id} is over", titles) or digests):
+            if any(alert.delivered for alert in closing) and (came(f"Case {case.case_id} closed:", titles) or digests):
                 over.add(case.case_id)
             else:
-                problems.add("end of a case that nobody was told of", case.kind, case.case_id)
+                problems.add("closed case without an alert", case.kind, case.case_id)
         if case.state == "open" and case.kind not in MAY_STAY_OPEN:
             problems.add("case that was not answered", case.kind, case.topic, case.consumer_group)
     for alert in books.alerts:

@@ -35,11 +35,11 @@ FAULTS = {
     "taken_out": "taken out of a group's queue",
     "files_removed": "removed by retention, unread",
     "consumer_killed": "kill -9 in the middle of the work",
-    "lease_killed": "kill -9 with a lease in hand",
+    "lease_killed": "kill -9 while holding a lease",
     "worker_woken_late": "woke up late, was taken over",
     "leases_flushed": "leases in Redis flushed",
     "slow_group": "a slow group's backlog",
-    "refused": "refused by the broker, for ever",
+    "refused": "refused by the broker for good",
     "broken_rows": "rows that break their contract",
     "store_away": "a consumer database away",
     "mass_loss": "logs deleted by hand",
@@ -116,7 +116,7 @@ def dead_letters(report: Mapping[str, Any]) -> str:
             # What a broker hands to two workers while a queue changes hands may die twice: each letter is dealt with.
             numbers = [one["letters"], one["discarded"], one["replayed"], one["cases"]]
             lines.append([says, *map(str, numbers), "yes" if one["right"] == one["died"] <= one["letters"] else "NO"])
-    return table("Dead letters", ["died of", "letters", "discarded", "replayed", "cases", "right"], lines)
+    return table("Dead letters", ["died of", "drained", "discarded", "replayed", "cases", "right"], lines)
 
 
 def effects(told: Mapping[str, Any]) -> str:
@@ -155,8 +155,8 @@ def told(report: Mapping[str, Any]) -> str:
     messages = ", ".join(f"{count} by {way}" for way, count in report["messages"].items()) or "none"
     return "\n".join(
         [*fold(f"Answers given in Airflow: {answers}."), *fold(
-            f"Alerts received: {messages}, {report['digests']} of them digests. Of {report['cases']} cases {report['told']}"
-            f" were told of, and the end of {report['over']}."
+            f"Alerts received: {messages}, {report['digests']} of them digests. {report['told']} of {report['cases']} cases"
+            f" were announced, {report['over']} of them closed."
         )]
     )  # fmt: skip
 

@@ -71,7 +71,7 @@ class ActiveMQ:
             wrong = "durations must be above zero"
         if wrong is not None:
             raise ConfigurationError(
-                f"ActiveMQ cannot work so: {wrong}.", kept="Nothing was started.",
+                f"Invalid ActiveMQ options: {wrong}.", kept="Nothing was started.",
                 next_step="Correct the broker's options; docs/brokers/activemq.md has examples.",
             )  # fmt: skip
         self._delivery_limit, self._redelivery, self._prefetch = delivery_limit, redelivery, prefetch

@@ -83,7 +83,7 @@ class ActiveMQLetters:
             return
         session = self._session
         if session is None:
-            raise unavailable("acknowledging dead letters", "the connection is over; they come again")
+            raise unavailable("acknowledging dead letters", "the connection ended; they are delivered again")
         number = session.number()
         frames = [encode("BEGIN", {"transaction": number})]
         frames += [encode("ACK", {"id": ack, "transaction": number}) for ack in acks]

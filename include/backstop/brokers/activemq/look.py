@@ -155,7 +155,7 @@ class Looker:
         waiting = self.scheduled()
         if waiting and not self._broker_redelivers:
             raise unavailable(
-                doing, f"{waiting} messages wait in its scheduler, and it does not tell whose: with a redelivery plugin or "
+                doing, f"{waiting} messages wait in its scheduler, and it does not say whose: with a redelivery plugin or "
                 "delayed messages the option `redelivery` must say `broker`"
             )  # fmt: skip
         return waiting

@@ -60,7 +60,7 @@ def _scheduler(looker: Looker) -> Finding:
     waiting = looker.scheduled()
     return Finding(
         "scheduler", waiting == 0,
-        "no message waits in it" if not waiting else f"{waiting} messages wait in it, and it does not tell whose",
+        "no message waits in it" if not waiting else f"{waiting} messages wait in it, and it does not say whose",
         "" if not waiting else "Let clients redeliver instead of the broker's plugin, or set the option redelivery: broker.",
     )  # fmt: skip
 

@@ -99,7 +99,7 @@ class ActiveMQSubscription:
             self._bury(received, error)
             return
         if self._session is None:
-            raise unavailable("handing a message back", "the connection is over; the broker delivers it again")
+            raise unavailable("handing a message back", "the connection ended; the broker delivers it again")
         self._ask_life(self._session)
         again = replace(held, deliveries=held.deliveries + 1) if counts else held
         self._taken[received.broker_id] = again
@@ -190,7 +190,7 @@ class ActiveMQSubscription:
 
     def _held(self, doing: str) -> Session:
         if self._session is None:
-            raise unavailable(doing, "the connection is over; the broker delivers it again")
+            raise unavailable(doing, "the connection ended; the broker delivers it again")
         return self._session
 
     def _ask(self, session: Session, frames: bytes, receipt: str, doing: str) -> None:
@@ -215,7 +215,7 @@ class ActiveMQSubscription:
                 next_step="Give back the objects that `fetch` returned.",
             )
         if received and self._session is None:
-            raise unavailable("acknowledging", "the connection is over; the broker delivers it again")
+            raise unavailable("acknowledging", "the connection ended; the broker delivers it again")
 
     def _drop(self, broker_id: str) -> None:
         self._acks.pop(broker_id, None)

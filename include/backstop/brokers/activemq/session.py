@@ -56,7 +56,7 @@ class Address:
             port, _ = parts.port or DEFAULT_PORT, urlsplit(jolokia or "").port
         except ValueError:  # its text holds what stands where the port should be: perhaps a piece of a password
             raise ConfigurationError(
-                "The port in the connection of an ActiveMQ broker, or in its Jolokia address, is no number.",
+                "The port in the connection of an ActiveMQ broker, or in its Jolokia address, is not a number.",
                 kept="Nothing was sent or read.",
                 next_step="Percent-encode the password; inside the Jolokia address, which is encoded as a whole, twice.",
             ) from None
@@ -135,7 +135,7 @@ class Session:
             try:
                 frame = self._reader.next()
             except Malformed as error:
-                raise Lost(f"the answer is no STOMP: {error}") from error
+                raise Lost(f"the answer is not STOMP: {error}") from error
             if frame is not None:
                 return frame
             left = deadline - time.monotonic()

@@ -121,14 +121,14 @@ def _message_id(headers: bytes | None, wrong: list[str]) -> str | None:
     try:
         named = _JSON.decode(headers.decode())
     except (ValueError, RecursionError):
-        wrong.append("its headers are no JSON")
+        wrong.append("its headers are not JSON")
         return None
     if not isinstance(named, dict):
-        wrong.append("its headers are no JSON object")
+        wrong.append("its headers are not a JSON object")
         return None
     for value in named.values():
         if not isinstance(value, str):
-            wrong.append("a header is no text")
+            wrong.append("a header is not text")
             break
     message_id = named.get(ID_HEADER)
     if isinstance(message_id, str) and message_id:
@@ -169,7 +169,7 @@ def _number(fields: Fields, name: bytes, highest: int, wrong: list[str]) -> int 
     if value.isdigit() and len(value) <= 19 and (number := int(value)) <= highest:
         del fields[name]
         return number
-    wrong.append(f"its {name.decode()} is no number that can be")
+    wrong.append(f"its {name.decode()} is not a valid number")
     return None
 
 

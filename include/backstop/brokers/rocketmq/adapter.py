@@ -81,7 +81,7 @@ class RocketMQ:
             wrong = f"delay_levels: {error}"
         if wrong is not None:
             raise ConfigurationError(
-                f"RocketMQ cannot work so: {wrong}.", kept="Nothing was started.",
+                f"Invalid RocketMQ options: {wrong}.", kept="Nothing was started.",
                 next_step="Correct the broker's options; docs/brokers/rocketmq.md has examples.",
             )  # fmt: skip
         self._delivery_limit, self._pull_batch, self._wanted = delivery_limit, pull_batch, wanted or {}

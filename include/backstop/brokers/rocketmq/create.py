@@ -41,7 +41,7 @@ class Creator:
         self._ask(f"making the topic {name}", {at for broker, at in masters.items() if broker not in there}, request)
         while not self._known(name, queues, len(masters)):
             if time.monotonic() >= deadline:
-                raise unavailable(f"making the topic {name}", "the name servers do not tell of it")
+                raise unavailable(f"making the topic {name}", "the name servers do not know it")
             time.sleep(0.01)  # nobody tells when a name server knows: it is asked
 
     def group(self, group: str, topic: str, at: Literal["start", "end"]) -> None:

@@ -34,7 +34,7 @@ def members(key: object) -> dict[str, Value]:
     """What a key that was an object holds, whichever way the broker wrote it. Raises ValueError."""
     found = read(key) if isinstance(key, str) else dict(key) if isinstance(key, tuple) else None
     if not isinstance(found, dict):
-        raise ValueError(f"a key that is no object: {str(key)[:40]!r}")
+        raise ValueError(f"a key that is not an object: {str(key)[:40]!r}")
     return found
 
 

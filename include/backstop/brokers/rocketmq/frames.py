@@ -82,7 +82,7 @@ class Command:
         try:
             return fastjson.read(self.body.decode())
         except ValueError as error:
-            raise Malformed(f"the body of {word(self.code)} is no JSON: {error}") from error
+            raise Malformed(f"the body of {word(self.code)} is not JSON: {error}") from error
 
 
 Answer = Command
@@ -160,7 +160,7 @@ def decode(frame: bytes | bytearray | memoryview) -> Command:
 def _read_json(head: bytes, body: bytes) -> Command:
     found = fastjson.read(head.decode())
     if not isinstance(found, dict):
-        raise Malformed("a header that is no object")
+        raise Malformed("a header that is not an object")
     ext = found.get("extFields") or {}
     remark = found.get("remark")
     texts = {name: value if isinstance(value, str) else str(value) for name, value in ext.items() if value is not None}

@@ -188,7 +188,7 @@ class Consumers:
     pops: Sequence[str] = ()
     """What shows that messages are received by POP. RocketMQ calls such a consumer CONSUME_PASSIVELY too."""
     silent: int = 0
-    """How many do not tell how they receive."""
+    """How many do not say how they receive."""
 
     def expressions(self, topic: str) -> list[str] | None:
         """What is subscribed to; null: nobody is connected."""
@@ -198,7 +198,7 @@ class Consumers:
 def hold_progress(group: str, consumers: Consumers, acknowledged: bool) -> Finding:
     """A group that POPs commits what it received: that is not what it acknowledged."""
     subject = f"group {group}: consumers"
-    says = f"{consumers.number} connected" + (f", {consumers.silent} do not tell how they receive" if consumers.silent else "")
+    says = f"{consumers.number} connected" + (f", {consumers.silent} do not say how they receive" if consumers.silent else "")
     if acknowledged and consumers.pops:
         return Finding(
             subject, False,

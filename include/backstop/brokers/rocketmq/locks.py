@@ -69,7 +69,7 @@ def why_no_retry(pool: Pool, looker: Looker, topic: str, group: str, deadline: f
             locked += sum(one for _, one, _ in _queues(told))
             read |= {str(one["topic"]) for one in told.get("subscriptionSet") or ()}
         except _UNREADABLE:
-            return f"its consumer {client} does not tell whether the group consumes in order"
+            return f"its consumer {client} does not say whether the group consumes in order"
     if locked:
         return (
             f"the group consumes in order and has {locked} queues locked: RocketMQ would move a copy from its retry topic to its "

@@ -158,7 +158,7 @@ def _object(answer: Answer, doing: str) -> dict[str, Any]:
     except Malformed as error:
         raise unavailable(doing, str(error)) from error
     if not isinstance(found, dict):
-        raise unavailable(doing, "an answer that is no object")
+        raise unavailable(doing, "an answer that is not an object")
     return found
 
 

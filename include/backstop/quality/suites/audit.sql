@@ -44,7 +44,7 @@ FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'exhausted_delivery_has_case';
 
--- name: case_has_alert: every case that waits for a person, or was opened on the day, has told one
+-- name: case_has_alert: every case that waits for a person, or was opened on the day, has an alert
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
@@ -62,25 +62,25 @@ FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'letters_acknowledged';
 
--- name: letters_decided: no dead letter lies undecided for long: it is replayed, discarded, waits until an instant or for a person
+-- name: letters_decided: no dead letter stays undecided for long: it is replayed, discarded, waits until a time or for a person
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'letters_decided';
 
--- name: replay_has_request: every dead letter that is being replayed, or was of late, has the request that does it
+-- name: replay_has_request: every dead letter that is being replayed, or was on the day, has its request
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'replay_has_request';
 
--- name: discard_has_proof: a machine discards a dead letter only with what shows that nothing was left to do
+-- name: discard_has_proof: a machine discards a dead letter only with a proof that nothing was left to do
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'discard_has_proof';
 
--- name: causes_count_letters: a cause counts the letters that are stored of it
+-- name: causes_count_letters: a cause's count is the number of its stored dead letters
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
@@ -98,7 +98,7 @@ FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'decisions_are_whole';
 
--- name: requests_end: no request stays claimed for long after its worker's time is over
+-- name: requests_end: no request stays claimed for long after its claim's deadline
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)

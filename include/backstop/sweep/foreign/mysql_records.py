@@ -161,7 +161,7 @@ class MysqlRecords:
         return StoreUnavailable(
             f"The MySQL of foreign_leases.{self._name} did not answer: {why.rstrip('.')}.",
             kept="Nothing was freed or marked on its silence; what was done before it is counted.",
-            next_step="Bring it back, or mend its connection and what its login may do; the next sweep looks again.",
+            next_step="Restart it, or correct its connection and its login's rights; the next sweep tries again.",
         )
 
 
