@@ -301,7 +301,7 @@ def test_the_command_line_shows_the_plan_before_it_asks_and_says_yes_to_a_shown_
 ) -> None:  # fmt: skip
     lost(world, "a")
     arguments = ["replay", "--topic", "orders", "--verdict", "UNSENT", "--by", "ann", "--why", "outage"]
-    assert run_app([*arguments, "--full", "--approve"]) == 2
+    assert run_app([*arguments, "--full", "--approve", "4f1d09aa52c3"]) == 2
     assert "a plan that was shown" in capsys.readouterr().err and requests(world) == []
     assert run_app([*arguments, "--full"]) == 0
     shown = capsys.readouterr().out
