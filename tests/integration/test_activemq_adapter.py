@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -18,11 +19,14 @@ from activemq import PASSWORD, READER_PASSWORD
 from activemq import ActiveMQ as Server
 from activemq_world import GROUP, TOPIC, Listener, World, triage, until, world_of
 from backstop.brokers.activemq import ActiveMQ
+from backstop.brokers.activemq.decode import BROKERS_OWN, MORE
+from backstop.brokers.activemq.look import Looker
 from backstop.brokers.open import open_broker
-from backstop.brokers.protocol import ProgressMeans
+from backstop.brokers.protocol import ProgressMeans, Received
+from backstop.client.read_headers import read_headers
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import BrokerUnavailable, ConfigurationError
+from backstop.errors import BrokerUnavailable, ConfigurationError, ContractBroken
 from backstop.records import ID_HEADER, Message, Outcome
 from backstop_lab.servers.ports import LOOPBACK
 from backstop_lab.servers.postgres import Postgres
@@ -146,6 +150,103 @@ def test_other_programs_read_our_messages_and_we_read_theirs(world: World, serve
     assert got.message.headers == {ID_HEADER: "theirs"}
 
 
+def test_whatever_headers_a_message_has_they_arrive_as_they_were_sent(world: World) -> None:
+    odd = "".join(map(chr, range(33))) + "\x7f\x85\u2028\ufeff\\n\\c:😀 "
+    headers = {**{name: f"our {name}" for name in sorted(BROKERS_OWN)}, "odd": odd, "end": "x\r", odd: "name", "": ""}
+    [receipt] = world.broker.publish([Message(TOPIC, "m " + odd, b"{}", headers, odd, odd)])
+    assert receipt.outcome is Outcome.SENT, receipt
+    with world.broker.subscribe(GROUP, [TOPIC], "us") as subscription:
+        [got] = until("the message", lambda: subscription.fetch(1, timedelta(seconds=1)))
+        subscription.acknowledge([got])
+    assert got.message == Message(TOPIC, "m " + odd, b"{}", {**headers, ID_HEADER: "m " + odd}, odd, odd)
+    [refused] = world.broker.publish([Message(TOPIC, "m", b"{}", {"long": "x" * 20_000})])
+    assert (refused.outcome, refused.refused_for_good) == (Outcome.REFUSED, True) and "header length" in str(refused.error)
+
+
+def test_what_clients_in_java_write_is_read_or_left_to_the_broker_whole(
+    world: World, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Properties named like STOMP's own headers stand in their place; a map has no content there."""
+    monkeypatch.setattr("backstop.brokers.activemq.session.HEARTBEAT_SECONDS", 0.3)
+    world.broker.create_group("late", TOPIC)
+    queue = "Consumer.late.VirtualTopic.orders"
+    listener = Listener(world, tmp_path, server.openwire_port)
+    try:
+        listener.end("texts", queue)
+        listener.hears("sent texts")
+        sent_by = world.broker.clock()
+        listener.end("map", queue)
+        listener.hears("sent a map")
+    finally:
+        listener.close()
+    found: list[Received] = []
+    with world.broker.subscribe("late", [TOPIC], "us") as subscription:
+        until("all of them", lambda: found.extend(subscription.fetch(9, timedelta(seconds=1))) or len(found) == 9)
+        assert [one.message.message_id for one in found] == [*(f"m-{number}" for number in range(8)), ""]
+        assert [one.message.content.decode() for one in found[:8]] == [f"a\0😀 {number}" for number in range(8)]
+        [hides_its_time] = [one for one in found if one.message.message_id == "m-4"]
+        subscription.acknowledge([one for one in found[:8] if one is not hides_its_time])
+        with pytest.raises(ContractBroken):
+            read_headers(found[8])
+        subscription.hand_back(found[8], after=timedelta(0), counts=True)
+        [position] = world.broker.progress(TOPIC, "late")
+        assert position.passed_until <= sent_by, "by the broker's time, whatever time its producer wrote"
+        subscription.acknowledge([hides_its_time])
+        assert world.broker.progress(TOPIC, "late")[0].passed_until > sent_by
+    assert [letter.message_id for letter in world.broker.dead_letters("late")] == ["map"]
+    beans = server.jolokia()
+    [whole] = beans.run(beans.queue_bean(f"DLQ.{queue}"), "browse()")
+    assert "total=12" in str(whole["ContentMap"]), "as its producer sent it"
+    assert "cannot be read over STOMP" in caplog.text
+    # A letter whose content STOMP does not show is left in the broker, and named.
+    with other_client(server) as client:
+        client.send(f"/queue/DLQ.{queue}", "", headers={ID_HEADER: "empty text", "persistent": "true"}, content_length=False)
+        until("both letters", lambda: world.depth(f"DLQ.{queue}") == 2)
+    with world.broker.open_dead_letters(f"DLQ.{queue}") as reader:
+        [letter] = reader.read(10)
+        assert (letter.message_id, letter.content) == ("empty text", b"")
+        reader.acknowledge([letter])
+        with pytest.raises(BrokerUnavailable, match="1 letters are messages whose content STOMP does not show"):
+            reader.read(10)
+    assert world.depth(f"DLQ.{queue}") == 1
+
+
+def test_a_message_that_cannot_be_written_again_is_left_to_the_broker_and_stops_nobody(world: World, server: Server) -> None:
+    with other_client(server) as client, ActiveMQ(server.url(), delivery_limit=1) as broker:
+        for headers in ({ID_HEADER: "odd", MORE: '{"x": "\\ud800"}'}, {"shop": "A"}, {ID_HEADER: "fine"}):
+            client.send(f"/queue/{world.queue}", "{}", headers={"persistent": "true", **headers})
+        with broker.subscribe(GROUP, [TOPIC], "us") as subscription:
+            got: list[Received] = []
+            until("all of them", lambda: got.extend(subscription.fetch(3, timedelta(seconds=1))) or len(got) == 3)
+            for one in got[:2]:
+                subscription.hand_back(one, after=timedelta(0), counts=True, error="ValueError: no")
+            subscription.acknowledge(got[2:])
+    with world.broker.open_dead_letters(f"DLQ.{world.queue}") as reader:
+        odd, nameless = reader.read(10)
+    assert (odd.message_id, odd.content, json.loads(odd.headers)["x"]) == ("odd", b"{}", "\ud800")
+    assert (nameless.message_id, json.loads(nameless.headers)) == (None, {"shop": "A"}), "with all that it carried"
+    assert world.depth() == 0
+
+
+def test_a_group_is_not_past_what_an_open_transaction_has_acknowledged(world: World, server: Server) -> None:
+    world.broker.publish(messages("oldest"))
+    stored_by = world.broker.clock()
+    with other_client(server) as client:
+        inbox = Inbox()
+        client.set_listener("inbox", inbox)
+        client.subscribe(f"/queue/{world.queue}", "1", ack="client-individual")
+        [frame] = until("the message", lambda: list(inbox.frames))
+        world.broker.publish(messages("newer"))
+        transaction = client.begin()
+        client.ack(frame.headers["ack"], transaction=transaction, receipt="acknowledged")
+        until("it is hidden", lambda: len(world.broker._looker._browse(world.queue, None, "")[0]) == 1)
+        with pytest.raises(BrokerUnavailable, match="transaction"):
+            world.broker.progress(TOPIC, GROUP)
+        client.abort(transaction)
+        until("it is back", lambda: len(world.broker._looker._browse(world.queue, None, "")[0]) == 2)
+        assert world.broker.progress(TOPIC, GROUP)[0].passed_until <= stored_by
+
+
 def test_a_plain_queue_has_one_group_and_its_letters_come_from_the_shared_dead_letter_queue(
     world: World, server: Server
 ) -> None:
@@ -203,29 +304,9 @@ def test_a_letter_of_the_redelivery_limit_and_an_expired_one_tell_their_cause(
     assert world.rows("control", "SELECT category, deliveries FROM dead_letter") == [("poison", 2)]
 
 
-def test_a_letter_whose_content_stomp_does_not_show_is_left_in_the_broker_and_named(
-    world: World, server: Server, tmp_path: Path
+def test_more_letters_than_a_browser_shows_are_never_taken_for_all_and_the_drain_takes_them_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = f"DLQ.{world.queue}"
-    listener = Listener(world, tmp_path, server.openwire_port)
-    try:
-        listener.end("map", queue)
-        listener.hears("sent a map")
-    finally:
-        listener.close()
-    with other_client(server) as client:
-        client.send(f"/queue/{queue}", "", headers={ID_HEADER: "empty text", "persistent": "true"}, content_length=False)
-        until("both letters", lambda: world.depth(queue) == 2)
-    with world.broker.open_dead_letters(queue) as reader:
-        [letter] = reader.read(10)
-        assert (letter.message_id, letter.content) == ("empty text", b"")
-        reader.acknowledge([letter])
-        with pytest.raises(BrokerUnavailable, match="1 letters are messages whose content STOMP does not show"):
-            reader.read(10)
-    assert world.depth(queue) == 1
-
-
-def test_more_letters_than_a_browser_shows_are_never_taken_for_all_and_the_drain_takes_them_all(world: World) -> None:
     queue = f"DLQ.{world.queue}"
     frames = [f"m-{number}" for number in range(1500)]
     into = f"DLQ.{world.queue.removesuffix(TOPIC)}{{topic}}"
@@ -237,7 +318,18 @@ def test_more_letters_than_a_browser_shows_are_never_taken_for_all_and_the_drain
     with world.broker.open_dead_letters(queue) as reader:
         found = [letter for page in iter(lambda: reader.read(400), []) for letter in page]
         assert [letter.message_id for letter in found] == frames
-        reader.acknowledge(found)
+        browse = Looker._browse
+
+        def drained_behind(looker: Looker, queue: str, *more: Any) -> Any:
+            shown = browse(looker, queue, *more)
+            reader.acknowledge(found[:1300])
+            return shown
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Looker, "_browse", drained_behind)
+            left = [letter.message_id for letter in world.broker.dead_letters(GROUP)]
+        assert left == frames[1300:], "as many were shown as are left, and they were others"
+        reader.acknowledge(found[1300:])
     assert list(world.broker.dead_letters(GROUP)) == []
 
 

@@ -22,7 +22,7 @@ import org.apache.activemq.RedeliveryPolicy;
 /**
  * A consumer as other programs have it: a JMS listener on a failover connection, AUTO_ACKNOWLEDGE, that writes its log by
  * the wire contract. It is busy with a message until a line on its input says how that ends: "done ID", "fail ID", or "abandon ID" (it fails and writes nothing of it).
- * "map QUEUE" sends a JMS map message there.
+ * "map QUEUE" sends a JMS map message there, "texts QUEUE" what only clients in Java can write.
  *
  * Arguments: URL, queue, group, topic. Environment: BROKER_USER, BROKER_PASSWORD, LOG_JDBC, LOG_USER, LOG_PASSWORD.
  * Output, one line each: "> started ID", "> known ID", "> done ID", "> failed ID", "> resumed".
@@ -87,9 +87,27 @@ public final class BusyListener {
                 Session other = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
                 javax.jms.MapMessage map = other.createMapMessage();
                 map.setString("total", "12");
+                map.setStringProperty("backstop-message-id", "map");
                 other.createProducer(other.createQueue(words[1])).send(map);
                 other.close();
                 SAY.println("> sent a map");
+                continue;
+            }
+            if (words[0].equals("texts")) {
+                Session other = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+                javax.jms.MessageProducer producer = other.createProducer(other.createQueue(words[1]));
+                String[][] properties = {
+                    {"content-length", "3"}, {"content-length", "1000000"}, {"content-length", "x"}, {"browser", "end"},
+                    {"timestamp", "9999999999999"}, {"message-id", "ID:1"}, {"message-id", "ID:1"}, {"destination", "/queue/x"},
+                };
+                for (int place = 0; place < properties.length; place++) {
+                    TextMessage text = other.createTextMessage("a\u0000\uD83D\uDE00 " + place);
+                    text.setStringProperty("backstop-message-id", "m-" + place);
+                    text.setStringProperty(properties[place][0], properties[place][1]);
+                    producer.send(text);
+                }
+                other.close();
+                SAY.println("> sent texts");
                 continue;
             }
             ENDS.put(words[1], words[0]);

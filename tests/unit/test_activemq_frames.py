@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backstop.brokers.activemq.decode import headers_of, letter_of, message_of, stored_at
+from backstop.brokers.activemq.decode import content_of, headers_of, letter_of, message_of, stored_at
 from backstop.brokers.activemq.frames import Frame, Malformed, Reader, encode
 from backstop.brokers.activemq.names import Names
 from backstop.dead_letters.storable import make_storable
@@ -109,11 +109,34 @@ def test_frames_that_come_together_are_told_apart_and_the_first_of_two_equal_hea
 
 
 @pytest.mark.parametrize(
-    "sent", [b"MESSAGE\ncontent-length:x\n\n\x00", b"MESSAGE\ncontent-length:1\n\nab\x00", b"MESSAGE\n\xff:1\n\n\x00"],
-    ids=["length", "too long", "no text"],
+    ("length", "beats"), [("x", 0), ("-1", 0), ("1", 0), ("7", 0), ("900", 2), ("9" * 30, 0)],
+    ids=["no number", "negative", "shorter", "into the next frame", "longer", "too large"],
 )  # fmt: skip
-def test_what_is_no_frame_is_not_guessed_at(sent: bytes) -> None:
+def test_a_text_ends_where_it_ends_whatever_property_stands_in_place_of_its_length(length: str, beats: int) -> None:
     reader = Reader()
-    reader.feed(sent)
+    reader.feed(f"MESSAGE\ncontent-length:{length}\n\nab\0\nMESSAGE\na:1\n\nc\0\n".encode())
+    for _ in range(beats):
+        assert reader.next() is None, "bytes that are still on their way"
+        reader.feed(b"\n")
+    found = [reader.next(), reader.next()]
+    assert [one.body for one in found if one] == [b"ab", b"c"]
+    assert [one.text for one in found if one] == [True, True]
+
+
+def test_what_java_writes_into_a_text_is_the_text_that_was_sent() -> None:
+    for text in ("a\0b", "😀", "\0😀ü", "plain ü"):
+        javas = b"".join(b"\xc0\x80" if one == "\0" else one.encode() if one < "\uffff" else (
+            one.encode("utf-16-be")[:2].decode("utf-16-be", "surrogatepass").encode("utf-8", "surrogatepass")
+            + one.encode("utf-16-be")[2:].decode("utf-16-be", "surrogatepass").encode("utf-8", "surrogatepass")
+        ) for one in text)  # fmt: skip
+        assert content_of(Frame("MESSAGE", {}, javas, text=True)) == text.encode()
+        assert content_of(Frame("MESSAGE", {}, javas)) == javas, "bytes stay as they are"
+    for odd in (b"\xed\xa0\xbd", b"\xff\xc0\x80"):
+        assert content_of(Frame("MESSAGE", {}, odd, text=True)) == odd
+
+
+def test_what_is_no_frame_is_not_guessed_at() -> None:
+    reader = Reader()
+    reader.feed(b"MESSAGE\n\xff:1\n\n\x00")
     with pytest.raises(Malformed):
         reader.next()

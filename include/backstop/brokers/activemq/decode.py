@@ -27,6 +27,7 @@ BROKERS_OWN = frozenset({
 _BROKERS_PREFIXES = ("JMS", "AMQ_", "activemq.", "scheduledJobId")
 _OURS = frozenset({TAG, KEY, MORE, ERROR, DELIVERIES})
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
+_JAVAS = re.compile(rb"\xc0\x80|\xed[\xa0-\xbf]")
 _DELIVERIES = re.compile(r"Delivery\[(\d+)\]")
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -75,12 +76,22 @@ def brokers_headers(frame: Frame) -> dict[str, str]:
     return {name: value for name, value in frame.headers.items() if _brokers(name) and name not in carried}
 
 
+def content_of(frame: Frame) -> bytes:
+    """The body. Java writes a NUL in a text as two bytes and a character beyond the first plane as two characters: no UTF-8."""
+    if not frame.text or not _JAVAS.search(frame.body):
+        return frame.body
+    try:
+        text = frame.body.replace(b"\xc0\x80", b"\x00").decode("utf-8", "surrogatepass")
+        return text.encode("utf-16", "surrogatepass").decode("utf-16").encode()
+    except UnicodeError:
+        return frame.body  # no text of Java's: as it came
+
+
 def message_of(frame: Frame, topic: str) -> Message:
     """The message of a topic; one without a readable id has an empty one, which the consumer's contract check refuses."""
     headers = own_headers(frame)
-    return Message(
-        topic, headers.get(ID_HEADER, ""), frame.body, headers, _text(frame.headers.get(TAG)), _text(frame.headers.get(KEY))
-    )
+    tag, key = (_text(frame.headers.get(name)) for name in (TAG, KEY))
+    return Message(topic, headers.get(ID_HEADER, ""), content_of(frame), headers, tag, key)
 
 
 def stored_at(frame: Frame) -> datetime | None:
@@ -112,7 +123,7 @@ def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
     message_id = headers.get(ID_HEADER) or None
     return DeadLetter(
         queue=queue, broker_id=frame.headers.get("message-id", ""), group=group, topic=topic, message_id=message_id,
-        content=frame.body, headers=_as_json(headers),
+        content=content_of(frame), headers=_as_json(headers),
         properties=brokers_headers(frame), cause=cause, error=_text(frame.headers.get(ERROR)) or "",
         deliveries=_number(counted, 9),
         tag=_text(frame.headers.get(TAG)), partition_key=_text(frame.headers.get(KEY)),

@@ -54,9 +54,13 @@ class ActiveMQLetters:
                         break
                     if frame.command == "ERROR":
                         raise Lost(said(frame))
-                    if frame.command == "MESSAGE" and self._readable(frame):
-                        self._arrived.append(frame)
-                        arrived += len(frame.body)
+                    if frame.command != "MESSAGE":
+                        continue
+                    if not self._looker.whole(self._queue, frame):
+                        self._left += 1
+                        continue
+                    self._arrived.append(frame)
+                    arrived += len(frame.body)
                 if self._arrived:
                     return self._page(limit)
                 depth = self._looker.depth(self._queue)
@@ -113,18 +117,6 @@ class ActiveMQLetters:
             })  # fmt: skip
             self._session.ask(frame, number, time.monotonic() + self._seconds)
         return self._session
-
-    def _readable(self, frame: Frame) -> bool:
-        """A body without a length is a text; an empty one may be no text at all, and only the broker knows."""
-        if frame.body or "content-length" in frame.headers:
-            return True
-        shown = self._looker.jolokia.run(
-            self._looker.jolokia.queue_bean(self._queue), "getMessage(java.lang.String)", frame.headers.get("message-id", "")
-        )
-        if not isinstance(shown, dict) or "Text" in shown:
-            return True
-        self._left += 1
-        return False
 
     def _page(self, limit: int) -> list[DeadLetter]:
         page: list[DeadLetter] = []

@@ -30,6 +30,11 @@ the rule waits."""
 LISTED = 400
 """A queue with fewer messages is listed: a browser gets no more, unless maxBrowsePageSize says so."""
 ATTEMPTS = 5
+TRANSFORMED = "transformation"
+"""The header of a message that the broker may have turned into a text."""
+_HIDES = "timestamp"
+_AGES = [timedelta(seconds=n) for n in (1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400)]
+_START = datetime(1970, 1, 1, tzinfo=UTC)
 _CLOCK = "/temp-queue/backstop.clock"
 _LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 
@@ -113,19 +118,65 @@ class Looker:
                 doing, "messages keep the time that their clients wrote, and a clock that is ahead would make one that waits "
                 "look passed: add <timeStampingBrokerPlugin/> to the broker's plugins"
             )  # fmt: skip
+        found: list[GroupPosition] | None = None
         for _ in range(ATTEMPTS):
             before = self.clock()
-            size, held, _ = self._depth(queue, doing)
+            size, held, came = self._depth(queue, doing)
             if size == 0:
                 return [GroupPosition(QUEUE_ID, "", 0, before, held)]
-            times = [stored_at(frame) for frame in self._browse(queue, OLDEST, doing)[0]]
-            known = [one for one in times if one is not None]
-            if len(known) < len(times):
-                raise unavailable(doing, "a message carries no time")
-            if known:
-                return [GroupPosition(QUEUE_ID, "", 0, min(*known, before), held)]
-            # They were consumed between the two looks, or it could not show them: look again.
-        raise unavailable(doing, "its queue holds messages that a browser does not get (is its memory full?)")
+            frames, ended = self._browse(queue, LISTED if size < LISTED else OLDEST, doing)
+            left, _, have_come = self._depth(queue, doing)
+            if not frames or (ended and len(frames) < left):
+                continue  # consumed between the two looks, acknowledged in a transaction that is open, or not shown
+            oldest = min(self._oldest(queue, frames, before, doing), before)
+            found = [GroupPosition(QUEUE_ID, "", 0, oldest, held)]
+            if not ended or len(frames) >= size + have_come - came:
+                return found  # each message that was there is among them, or the front of a long queue
+        if found is not None:
+            return found  # of a queue that is consumed all the time: as many were shown as were left
+        raise unavailable(
+            doing, "its queue holds messages that a browser does not get (a transaction that acknowledges them is open, its "
+            "memory is full, or maxBrowsePageSize is below 400)"
+        )  # fmt: skip
+
+    def _oldest(self, queue: str, frames: list[Frame], before: datetime, doing: str) -> datetime:
+        """When the oldest of them was stored, or earlier.
+
+        A property named `timestamp`, which clients in Java may write, stands in place of the broker's time. Such messages are
+        found by a selector, which knows both.
+        """
+        oldest = before
+        if self._browse(queue, 1, doing, f"{_HIDES} IS NOT NULL")[0]:
+            frames = self._browse(queue, LISTED, doing, f"{_HIDES} IS NULL")[0]
+            for age in _AGES:
+                oldest = before - age
+                since = int((oldest - _START).total_seconds() * 1000)
+                if not self._browse(queue, 1, doing, f"{_HIDES} IS NOT NULL AND JMSTimestamp < {since}")[0]:
+                    break
+            else:
+                raise unavailable(doing, f"a message older than {_AGES[-1]} has a property {_HIDES!r}, which hides its time")
+        times = [stored_at(frame) for frame in frames]
+        if None in times:
+            raise unavailable(doing, "a message carries no time")
+        return min([oldest, *(one for one in times if one is not None)])
+
+    @staticmethod
+    def shows_content(frame: Frame) -> bool:
+        """Whether that is certain without asking the broker: bytes, and texts that are not empty."""
+        return not frame.text or (bool(frame.body) and TRANSFORMED not in frame.headers)
+
+    def whole(self, queue: str, frame: Frame) -> bool:
+        """Whether the frame shows the message's content.
+
+        STOMP shows bytes and texts. A JMS map, object or stream message has no body there, or one that the broker made of it. A
+        text may be empty, too: the broker tells which it is.
+        """
+        if self.shows_content(frame):
+            return True
+        shown = self.jolokia.run(
+            self.jolokia.queue_bean(queue), "getMessage(java.lang.String)", frame.headers.get("message-id", "")
+        )
+        return isinstance(shown, dict) and "Text" in shown
 
     def in_queue(self, topic: str, group: str) -> Retries:
         """What the group has not acknowledged, and how far it is but for that. Call it after `progress`, which looks whether
@@ -188,17 +239,17 @@ class Looker:
 
     def _read_dead(self, queue: str) -> list[DeadLetterRef]:
         doing = f"reading the dead letters in {queue!r}"
-        before, *_ = self._depth(queue, doing)
-        frames, ended = self._browse(queue, None, doing)
-        if not ended or len(frames) < before:
-            # Fewer than there were: taken meanwhile by who stored them first, or not shown.
-            after, *_ = self._depth(queue, doing)
-            if not ended or len(frames) < min(before, after):
-                raise unavailable(
-                    doing, f"a browser got {len(frames)} of {min(before, after)}: raise maxBrowsePageSize for this queue, or "
-                    "let triage drain it"
-                )  # fmt: skip
-        return [ref_of(frame, self._names, queue) for frame in frames]
+        for _ in range(ATTEMPTS):
+            before, _, came = self._depth(queue, doing)
+            frames, _ = self._browse(queue, None, doing)
+            after, _, have_come = self._depth(queue, doing)
+            if len(frames) >= before + have_come - came:
+                return [ref_of(frame, self._names, queue) for frame in frames]
+            # Some were taken meanwhile by who stores them, or are not shown: those that were shown may be the ones taken.
+        raise unavailable(
+            doing, f"a browser got {len(frames)} of {before} dead letters, {after} are left: raise maxBrowsePageSize for this "
+            "queue, or let triage drain it"
+        )  # fmt: skip
 
     def depth(self, queue: str) -> tuple[int, int, int] | None:
         """(messages, of these in consumers' hands, messages that ever came); null: there is no such queue."""
@@ -211,7 +262,9 @@ class Looker:
             raise unavailable(doing, f"there is no queue {queue!r}")
         return found
 
-    def _browse(self, queue: str, limit: int | None, doing: str) -> tuple[list[Frame], bool]:
+    def _browse(
+        self, queue: str, limit: int | None, doing: str, selector: str | None = None
+    ) -> tuple[list[Frame], bool]:
         """The first messages of a queue, those in consumers' hands included, and whether these are all it shows."""
         deadline = time.monotonic() + self._seconds
         frames: list[Frame] = []
@@ -221,8 +274,12 @@ class Looker:
             raise unavailable(doing, str(error)) from error
         try:
             session.write(
-                encode("SUBSCRIBE", {"destination": f"/queue/{queue}", "id": "1", "ack": "auto", "browser": "true"}), deadline
-            )
+                encode("SUBSCRIBE", {
+                    "destination": f"/queue/{queue}", "id": "1", "ack": "auto", "browser": "true",
+                    **({"selector": selector} if selector else {}),
+                }),
+                deadline,
+            )  # fmt: skip
             size = 0
             while limit is None or not frames or (len(frames) < limit and size < OLDEST_BYTES):
                 frame = session.read(deadline)
@@ -230,7 +287,7 @@ class Looker:
                     raise unavailable(doing, f"no end came in time after {len(frames)} messages")
                 if frame.command == "ERROR":
                     raise unavailable(doing, said(frame))
-                if frame.headers.get("browser") == "end":
+                if frame.headers.get("browser") == "end" and "expires" not in frame.headers:  # as each message has
                     return frames, True
                 frames.append(frame)
                 size += len(frame.body)

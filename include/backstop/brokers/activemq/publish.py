@@ -26,7 +26,7 @@ THERE_SECONDS = 10.0
 """How long it is believed that a topic is there."""
 _Piece = list[tuple[int, dict[str, str], bytes]]
 """Places in the batch, with headers and body."""
-_TOO_LARGE = ("maximum data length", "maximum frame size", "maximum header", "max frame size")
+_TOO_LARGE = ("maximum data length", "maximum frame size", "maximum header", "maximum number of headers", "max frame size")
 _ROLLED_BACK = re.compile(r"commit failed:|(?!.*store commit).*rollback[ -]?only", re.IGNORECASE)
 """What the broker says of a commit that never reached its store. "STORE COMMIT FAILED: Transaction rolled back" is none of it:
 the store may have written the commit before it failed."""

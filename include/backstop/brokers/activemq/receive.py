@@ -8,6 +8,7 @@ scheduler, takes a message out of the queue, and nobody sees whose it is.
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +24,10 @@ from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.session import SILENCE_SECONDS, Lost, NotSent, Pool, Session, said
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import Received
-from backstop.errors import ContractBroken
+from backstop.errors import BrokerUnavailable, ContractBroken
+from backstop.records import Message
+
+log = logging.getLogger(__name__)
 
 PREFETCH = 100
 """Messages in this consumer's hands at most; what it does not acknowledge counts, too."""
@@ -45,6 +49,10 @@ class ActiveMQSubscription:
         """broker's id of a message in our hands -> what an ACK of it says"""
         self._taken: dict[str, Received] = {}
         self._later: list[tuple[float, int, str]] = []
+        self._unreadable: set[str] = set()
+        """Of these, by the broker's id, STOMP does not show the content."""
+        self._unburied: set[str] = set()
+        """Messages that could not be written to the dead letters."""
         self._order = count()
 
     def __enter__(self) -> Self:
@@ -95,6 +103,9 @@ class ActiveMQSubscription:
         held = self._taken.get(received.broker_id)
         if held is None or held.deliveries != received.deliveries:
             return  # acknowledged, or delivered anew meanwhile
+        if counts and received.broker_id in self._unreadable | self._unburied:
+            self._refuse(received)
+            return
         if counts and self._limit is not None and received.deliveries >= self._limit:
             self._bury(received, error)
             return
@@ -155,7 +166,16 @@ class ActiveMQSubscription:
         topic = self._topics[int(frame.headers["subscription"])]
         # The broker tells that it was delivered before, and not how often.
         deliveries = 2 if frame.headers.get("redelivered") == "true" else 1
-        received = Received(message_of(frame, topic), None, broker_id, deliveries)
+        message = message_of(frame, topic)
+        if not self._whole(self._names.queue(topic, self._group), frame):
+            log.error(
+                "The content of %s in %s cannot be read over STOMP: a JMS map, object or stream message, or an empty text. It is "
+                "left to the broker's dead letters.", broker_id, topic,
+            )  # fmt: skip
+            # Without an id the consumer's contract check refuses it.
+            message = Message(topic, "", b"")
+            self._unreadable.add(broker_id)
+        received = Received(message, None, broker_id, deliveries)
         self._acks[broker_id] = frame.headers["ack"]
         self._taken[broker_id] = received
         return received
@@ -170,10 +190,15 @@ class ActiveMQSubscription:
 
     def _bury(self, received: Received, error: str | None) -> None:
         """Moves it to the dead-letter queue in one transaction, with what its consumer said."""
+        try:
+            headers = headers_of(received.message)
+        except (ContractBroken, UnicodeEncodeError) as cannot:
+            log.warning("%s is left to the broker's dead letters, without its error: %s", received.broker_id, cannot)
+            self._refuse(received)
+            return
         session = self._held("burying a message")
         number = session.number()
         queue = self._names.queue(received.message.topic, self._group)
-        headers = headers_of(received.message) if received.message.message_id else {}
         told = {ORIGIN: f"queue://{queue}", DELIVERIES: str(received.deliveries),
                 CAUSE: f"Delivery[{received.deliveries}] exceeds redelivery policy limit: given up by its consumer",
                 **({ERROR: error[:ERROR_CHARACTERS].replace("\x00", "")} if error else {})}  # fmt: skip
@@ -185,8 +210,27 @@ class ActiveMQSubscription:
             encode("ACK", {"id": self._acks[received.broker_id], "transaction": number}),
             encode("COMMIT", {"transaction": number, "receipt": number}),
         ]  # fmt: skip
+        self._unburied.add(received.broker_id)
         self._ask(session, b"".join(frames), number, "burying a message")
+        self._unburied.discard(received.broker_id)
         self._drop(received.broker_id)
+
+    def _refuse(self, received: Received) -> None:
+        """Lets the broker put it into its dead-letter queue: whole, whatever it is, and without a cause."""
+        session = self._held("refusing a message")
+        number = session.number()
+        frame = encode("NACK", {"id": self._acks[received.broker_id], "receipt": number})
+        self._ask(session, frame, number, "refusing a message")
+        self._unburied.discard(received.broker_id)
+        self._drop(received.broker_id)
+
+    def _whole(self, queue: str, frame: Frame) -> bool:
+        """Whether the frame shows the content. Where the broker cannot be asked, an empty text is taken for a message without."""
+        try:
+            return Looker.shows_content(frame) or (self._looker is not None and self._looker.whole(queue, frame))
+        except BrokerUnavailable as error:
+            log.warning("%s", error)
+            return False
 
     def _held(self, doing: str) -> Session:
         if self._session is None:
@@ -220,7 +264,8 @@ class ActiveMQSubscription:
     def _drop(self, broker_id: str) -> None:
         self._acks.pop(broker_id, None)
         self._taken.pop(broker_id, None)
+        self._unreadable.discard(broker_id)
 
     def _forget(self) -> None:
         self._session = None
-        self._acks, self._taken, self._later = {}, {}, []
+        self._acks, self._taken, self._later, self._unreadable = {}, {}, [], set()
