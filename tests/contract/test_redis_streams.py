@@ -217,19 +217,38 @@ class TestRetention:
         publish(own.broker)
         assert own.broker.passed_until("t", {0: 2})[0] > ahead
 
-    def test_trim_moves_the_first_offset_and_nothing_else(self, own: RedisStreamsUnderTest) -> None:
+    def test_trim_removes_what_every_group_has_acknowledged_and_moves_the_first_offset_alone(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
         publish(own.broker, 30)
         boundary = own.broker.clock()
         while own.broker.clock() - boundary < timedelta(seconds=1):
             own.raw.ping()
         publish(own.broker, 12)
-        assert own.broker.trim("t") == 0, "without a retention nothing goes"
-        assert own.another(retention=timedelta(minutes=1)).trim("t") == 0
-        assert own.another(retention=timedelta(seconds=0.8)).trim("t") == 30
+        own.broker.create_group("late", "t", "start")
+        keeps = own.another(retention=timedelta(milliseconds=1))
+        [queue] = own.broker.queues("t")
+        all_of_it = {0: (queue.epoch, 42)}
+        assert keeps.trim("t", all_of_it) == 0, "no group has read anything"
+        subscription, late = own.broker.subscribe("g", ["t"], "c"), own.broker.subscribe("late", ["t"], "c")
+        subscription.acknowledge(receive(subscription, 42))
+        assert keeps.trim("t", all_of_it) == 0, "one group has not"
+        got = receive(late, 42)
+        late.acknowledge(got[:20] + got[21:])
+        assert keeps.trim("t", {}) == keeps.trim("t", {0: ("another life", 42)}) == 0
+        assert keeps.trim("t", {0: (queue.epoch, 10)}) == 10, "no more than is settled"
+        assert own.broker.trim("t", all_of_it) == 0, "without a retention nothing goes"
+        assert own.another(retention=timedelta(minutes=1)).trim("t", all_of_it) == 0
+        before = own.broker.progress("t", "late")
+        assert keeps.trim("t", all_of_it) == 10, "and nothing from what is still in somebody's hands on"
+        assert own.broker.progress("t", "late") == before and before[0].next_offset == 20
+        late.acknowledge([got[20]])
+        length = own.broker.clock() - boundary - timedelta(seconds=0.1)
+        assert own.another(retention=length).trim("t", all_of_it) == 10, "what is younger stays"
         [queue] = own.broker.queues("t")
         assert (queue.first_offset, queue.next_offset) == (30, 42)
-        [position] = own.broker.progress("t", "g")
-        assert (position.next_offset, position.passed_until) == (0, own.broker.passed_until("t", {0: 30})[0])
+        for group in ("g", "late"):
+            assert own.broker.progress("t", group)[0].next_offset == 42
 
 
 class TestDeadLetterEntry:

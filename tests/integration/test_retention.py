@@ -10,9 +10,10 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.brokers.protocol import Received
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, Unavailable
-from backstop.records import Key
+from backstop.records import Key, Message
 from backstop.retention.kept import require_safe
 from backstop.retention.run_once import run_duty
 from backstop.retention.window import time_left
@@ -90,6 +91,41 @@ def test_closed_stubs_go_with_their_attempts_and_open_ones_stay_with_theirs(worl
     assert stubs_left(world) == {"young", "under way"} | stay
     attempts = {i for shard in ("shop_a", "shop_b") for (i,) in world.rows(shard, "SELECT message_id FROM send_attempt")}
     assert attempts == {"under way"} | stay
+
+
+def test_a_broker_that_keeps_everything_is_trimmed_below_the_settled_progress_of_every_group(
+    world: System,
+) -> None:
+    broker, queues = world.broker, len(world.broker.queues("orders"))
+    broker.publish([Message("orders", f"m-{number}", b"x", partition_key=str(number)) for number in range(12)])
+    for group, done in (("billing", 12), ("shipping", 8)):
+        got: list[Received] = []
+        subscription = broker.subscribe(group, ["orders"], "trim")
+        while len(got) < 12:
+            got += subscription.fetch(12, timedelta(milliseconds=100))
+        subscription.acknowledge(got[:done])
+    stored_by = broker.clock()
+    while broker.clock() - stored_by < timedelta(seconds=1):
+        broker.queues("orders")
+    before = [broker.progress("orders", group) for group in ("billing", "shipping")]
+
+    def trim(progress: str = "acknowledged", **options: Any) -> dict[str, int]:
+        written = settings_dict(retention={"step_rows": 3, "busy_share": 1.0})
+        written["brokers"]["embedded"]["options"] |= options
+        written["groups"]["shipping"]["progress"] = progress
+        return dict(run_duty(Settings.model_validate(written), world.connections, now=True))
+
+    assert "broker_messages" not in trim(), "nothing goes without the option"
+    assert "broker_messages" not in trim(retention="1h")
+    assert "broker_messages" not in trim("received", retention="1s"), "what was received may come again for hours"
+    removed = trim(retention="1s")["broker_messages"]
+    assert 0 < removed <= 8
+    held = {position.queue_id: position.next_offset for position in before[1]}
+    states = broker.queues("orders")
+    assert {state.queue_id: state.first_offset for state in states} == held, "the lowest place of all groups"
+    assert len(states) == queues
+    after = [broker.progress("orders", group) for group in ("billing", "shipping")]
+    assert [[one.next_offset for one in some] for some in after] == [[one.next_offset for one in some] for some in before]
 
 
 def test_a_stub_without_a_taker_is_kept_until_nothing_of_it_may_be_published_any_more(servers: Any) -> None:

@@ -267,6 +267,17 @@ LETTER_PAGE_BYTES = 8 * 1024 * 1024
 """What the letters of one page hold at most, unless it is a single larger one."""
 
 
+class Trimmer(Protocol):
+    """A broker that keeps messages until it is asked to remove them: one with the option `retention`."""
+
+    def trim(self, topic: str, passed: Mapping[int, tuple[str, int]]) -> int:
+        """Removes messages that are as old as it was set to keep them, and that every group has acknowledged; how many.
+
+        `passed`: for each queue its epoch and the first offset to stay; a queue that is not named, or in another epoch, stays.
+        """
+        ...
+
+
 class DeadLetterReader(Protocol):
     """One reader of one dead-letter queue. Not shared between threads. Raises BrokerUnavailable, and loses nothing by it."""
 

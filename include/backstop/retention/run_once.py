@@ -1,6 +1,6 @@
 """The retention duty: inside its window, step by step, takes away what is over; safe to run twice, beside another, and killed.
 
-    logs | stubs | what is remembered of them | letters | the control database | the reports
+    logs | stubs | what is remembered of them | letters | the control database | brokers' queues | the reports
 
 Logs go before their stubs: whether a log may go is asked of its stub.
 """
@@ -26,6 +26,7 @@ from backstop.retention.purge_letters import purge_letters
 from backstop.retention.purge_logs import purge_logs
 from backstop.retention.purge_reports import purge_reports
 from backstop.retention.purge_stubs import purge_stubs
+from backstop.retention.trim_queues import trim_queues
 from backstop.retention.window import DAY, time_left
 from backstop.runs.control import connect
 from backstop.runs.run import DEAD_AFTER, Run, close_run, keep_alive, open_run
@@ -42,6 +43,7 @@ def purge(
     counts += purge_history(settings, connections, control, run, pace, missed)
     counts += purge_letters(settings, control, run, pace)
     counts += purge_control(settings, control, run, pace)
+    counts += trim_queues(settings, connections, control, pace, missed, dry_run=run.dry_run)
     if reports is not None and not pace.is_over():
         counts += purge_reports(control, reports, run.as_of - control_kept(settings), dry_run=run.dry_run)
     if missed:

@@ -195,9 +195,8 @@ class RedisStreams:
         """The names of the topic's groups."""
         return self._creator.groups(topic)
 
-    def trim(self, topic: str) -> int:
-        """Removes what is older than the retention, consumed or not; without a retention nothing. Returns how
-        many."""
+    def trim(self, topic: str, passed: Mapping[int, tuple[str, int]]) -> int:
+        """As the protocol has it; without the option `retention` nothing goes."""
         if self._retention is None:
             return 0
-        return self._creator.trim(topic, self._looker.clock() - self._retention)
+        return self._creator.trim(topic, self._looker.clock() - self._retention, passed)

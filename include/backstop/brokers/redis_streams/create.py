@@ -3,6 +3,7 @@ twice."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 from uuid import uuid4
@@ -97,12 +98,13 @@ class Creator:
         [found] = self._exchange.ask([("XINFO", "GROUPS", self._keys.stream(topic, 0))], doing)
         return sorted(dict(zip(group[::2], group[1::2], strict=True))[b"name"].decode() for group in found)
 
-    def trim(self, topic: str, before: datetime) -> int:
-        """Removes what was stored before the instant, read or not; returns how many messages went."""
+    def trim(self, topic: str, before: datetime, passed: Mapping[int, tuple[str, int]]) -> int:
+        """Removes what was stored before the instant, lies below the offset of its queue in `passed`, and was acknowledged by
+        every group; returns how many messages went."""
         doing = f"removing old messages of the topic {topic!r}"
         commands = [
-            TRIM.call((self._keys.stream(topic, queue), self._keys.life(topic, queue)), micros_of(before))
-            for queue in range(self._present(topic, doing) or 0)
+            TRIM.call((self._keys.stream(topic, queue), self._keys.life(topic, queue)), micros_of(before), epoch, stays)
+            for queue, (epoch, stays) in passed.items()
         ]
         return sum(self._exchange.ask(commands, doing)) if commands else 0
 

@@ -1,0 +1,56 @@
+"""Removes from brokers that remove nothing by themselves what every group has passed for certain."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from backstop.brokers.protocol import Trimmer
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.errors import Unavailable
+from backstop.records import Counts
+from backstop.retention.pace import Pace
+from backstop.verdicts.look import Looks, look_at_groups
+from backstop.verdicts.sources import Sources
+
+
+def trim_queues(
+    settings: Settings, connections: Connections, control: Any, pace: Pace, missed: dict[str, str], *, dry_run: bool = False
+) -> Counts:
+    """Each topic's queues below the settled progress of all its groups, in the life that is accepted.
+
+    What was received and may still come again is not settled, so that no judgement finds a copy below the queue's beginning
+    that it would have waited for. What did not answer is put into `missed`, and its messages stay.
+    """
+    counts = Counts()
+    with Sources(settings, connections) as sources:
+        for topic, its in settings.topics.items():
+            if dry_run or pace.is_over():
+                break
+            if "retention" not in settings.brokers[its.broker].options:
+                continue
+            try:
+                broker = sources.broker(its.broker)
+                with pace.step():
+                    with control, control.cursor() as cursor:
+                        cursor.execute("SELECT clock_timestamp()")
+                        looks = look_at_groups(sources, cursor, cursor.fetchone()[0], [topic], to_judge=False)
+                    removed = cast(Trimmer, broker).trim(topic, _settled(settings, looks, topic))
+                counts.add("broker_messages", removed)
+            except Unavailable as error:
+                missed[f"broker {its.broker}"] = error.what
+        missed.update(sources.unreachable)
+    return counts
+
+
+def _settled(settings: Settings, looks: Looks, topic: str) -> dict[int, tuple[str, int]]:
+    """For each queue that every group has got on in: its epoch, and the first offset that one of them has not passed."""
+    groups = [
+        looks.groups[topic, group] for group in settings.topics[topic].groups
+        if (until := settings.groups[group].active_until) is None or until > looks.as_of
+    ]  # fmt: skip
+    return {
+        queue_id: (queue.epoch, min(look.settled[queue_id].next_offset for look in groups))
+        for queue_id, queue in looks.queues.get(topic, {}).items()
+        if queue.accepted and groups and all(queue_id in look.settled for look in groups)
+    }
