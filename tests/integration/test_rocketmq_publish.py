@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ from backstop.brokers.protocol import Finding, Receipt
 from backstop.brokers.rocketmq import RocketMQ
 from backstop.brokers.rocketmq.hold_against import WantedGroup, WantedTopic
 from backstop.brokers.rocketmq.stored import Stored, read_stored
+from backstop.errors import BrokerUnavailable
 from backstop.records import Message, Outcome
 from rocketmq_server import RocketMQ as Server
 
@@ -191,8 +193,23 @@ def test_while_one_master_is_away_only_what_belongs_to_it_is_refused(
     queues = {receipt.position.queue_id for receipt in receipts if receipt.position}
     assert queues == {0, 1, 10_000, 10_001}, "each master's queues have numbers of their own"
     keyed = [Message(topic, f"k-{i}", b"x", partition_key=f"key {i}") for i in range(20)]
-    before = [receipt.position.queue_id for receipt in client.publish(keyed) if receipt.position]
+    kept = client.publish(keyed)
+    before = [receipt.position.queue_id for receipt in kept if receipt.position]
+    reachable = {
+        message.message_id for message, receipt in zip(batch + keyed, receipts + kept, strict=True)
+        if receipt.position and receipt.position.queue_id < 10_000
+    }  # fmt: skip
+    client.create_group(f"g-{topic}", topic, at="start")
     two.b.kill_broker()
+    with open_rocketmq(two.a, brokers="broker-a,broker-b").subscribe(f"g-{topic}", [topic], "joins") as consumer:
+        came: set[str] = set()
+        deadline = time.monotonic() + 60
+        while not reachable <= came:
+            assert time.monotonic() < deadline, f"{len(came)} of {len(reachable)} came"
+            with suppress(BrokerUnavailable):
+                got = consumer.fetch(50, timedelta(seconds=1))
+                came |= {one.message.message_id for one in got}
+                consumer.acknowledge(got)
     for again in (client, open_rocketmq(two.a, brokers="broker-a,broker-b")):
         receipts = again.publish(keyed)
         assert {receipt.outcome for receipt in receipts} <= {SENT, REFUSED}

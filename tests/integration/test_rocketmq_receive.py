@@ -391,6 +391,30 @@ class TestHandingBack:
         assert {content: letter.message_id for content, letter in letters.items()} == {b"in its id": None, b"behind it": "m-1"}
         assert letters[b"in its id"].position == in_its_id.position and "cut off" in str(letters[b"in its id"].invalid)
 
+    def test_while_origins_cannot_be_looked_up_what_comes_again_has_no_position_and_holds_up_nothing(
+        self, world: Callable[[int], World], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        its = world(1)
+        its.publish(1)
+        subscription = its.subscribe()
+        [failed] = get(subscription, 1)
+        subscription.hand_back(failed, after=NOTHING, counts=True)
+
+        def away(*_: object) -> None:
+            raise BrokerUnavailable("The master of the broker broker-b is away.", kept="", next_step="")
+
+        monkeypatch.setattr("backstop.brokers.rocketmq.find_origins.Origins.find", away)
+        until(lambda: its.broker.retry_pending(its.topic, its.group) == 1, "it waits in the retry topic")
+        its.publish(1, 1)
+        came = {one.message.message_id: one for one in get(subscription, 2)}
+        assert set(came) == {"m-0", "m-1"} and came["m-1"].position is not None
+        assert (came["m-0"].position, came["m-0"].deliveries) == (None, 2)
+        subscription.hand_back(came["m-0"], after=NOTHING, counts=True)
+        [again] = get(subscription, 1)
+        subscription.acknowledge([again, came["m-1"]])
+        until(its.all_passed, "all passed")
+        assert caplog.text.count("is away") == 1, "told once"
+
     def test_what_is_handed_back_uncounted_spends_nothing_and_is_not_passed(self, world: Callable[[int], World]) -> None:
         its = world(1)
         its.publish(3)

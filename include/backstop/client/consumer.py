@@ -25,6 +25,7 @@ from backstop.errors import ConfigurationError, ContractBroken, StoreUnavailable
 from backstop.leases.front import Front
 from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Begun, Busy, Conflict, Done, Parked, Superseded
 from backstop.leases.redis_guard import RedisGuard
+from backstop.log_limit import LimitedLog
 from backstop.records import GROUP_BYTES, Counts
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Consumer:
         self._group = group
         self._retry_after, self._batch, self._wait = retry_after, batch, wait
         self._owner_host = owner_host
+        self._limited = LimitedLog(log)
         self.stopping = threading.Event()
         self._done: list[Received] = []
 
@@ -95,7 +97,7 @@ class Consumer:
                 self.run_once(counts)
             except Unavailable as error:
                 counts.add("unavailable")
-                log.warning("%s", error)
+                self._limited.warning(str(error))
                 self.stopping.wait(min(self._retry_after, LONGEST_PAUSE).total_seconds())
         return counts
 

@@ -21,6 +21,7 @@ from backstop.brokers.rocketmq.share_queues import QueueShare
 from backstop.brokers.rocketmq.stored import Stored, read_stored
 from backstop.brokers.rocketmq.unavailable import unavailable
 from backstop.errors import BrokerUnavailable
+from backstop.log_limit import LimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Puller:
         self._lines, self._share, self._group, self._filters, self._tags = lines, share, group, filters, tags
         self._batch, self._seconds = batch, seconds
         self._turn = 0
+        self._limited = LimitedLog(log)
         self._problem: BrokerUnavailable | None = None
         """What the first queue said that could not be read since the last `pull`."""
 
@@ -70,7 +72,7 @@ class Puller:
         if problem is not None:
             if not any(hand.fresh for hand in self._share.hands.values()):
                 raise problem
-            log.warning("%s", problem)
+            self._limited.warning(str(problem))
 
     def arrived(self) -> None:
         """Takes the answers to pulls that were held. Raises BrokerUnavailable."""

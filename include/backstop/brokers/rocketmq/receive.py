@@ -39,6 +39,7 @@ from backstop.brokers.rocketmq.route import Routes
 from backstop.brokers.rocketmq.share_queues import QueueShare
 from backstop.brokers.rocketmq.unavailable import unavailable
 from backstop.errors import BrokerUnavailable, ContractBroken
+from backstop.log_limit import LimitedLog
 from backstop.records import Message, Position
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ COMMIT_SECONDS = 5.0
 """How late a queue may tell of messages that the filter left out: nothing is acknowledged for them."""
 MOST_BYTES_AT_ONCE = 64 * 1024 * 1024
 """Of contents that one fetch hands out, and one message more: packed ones may be large."""
+ORIGINS_AGAIN_SECONDS = 30.0
 AT_ONCE_DEAD = -1
 """The delay level of what is to be a dead letter without another try."""
 _BROKER_ID = re.compile(r"[^/@]+/\d+/\d+@(.+)#\d+", re.DOTALL)
@@ -84,6 +86,9 @@ class RocketMQSubscription:
         self._crowded = False
         """The fetch before this one had room for what was due again only."""
         self._commit_at = 0.0
+        self._origins_at = 0.0
+        """When origins are looked up again, after a look-up that failed."""
+        self._limited = LimitedLog(log)
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._alive: threading.Thread | None = None
 
@@ -118,7 +123,7 @@ class RocketMQSubscription:
                     found = [held for held in found if self._has(held)]
                     if not found:
                         raise
-                    log.warning("%s", str(error))  # what is in hand goes first; the next call meets it again
+                    self._limited.warning(str(error))  # what is in hand goes first; the next call meets it again
                 if found or time.monotonic() >= deadline:
                     return [held.received for held in found if held.received is not None]
                 self._lines.wait(min(deadline, self._share.due_at, self._later[0][0] if self._later else deadline))
@@ -187,13 +192,7 @@ class RocketMQSubscription:
         room = MOST_BYTES_AT_ONCE
         for hand in self._puller.in_turn():
             taken = hand.take(limit - len(found))
-            try:
-                room -= self._hand_out(taken, room)
-            except BrokerUnavailable:
-                hand.put_back(taken)
-                for held in found:
-                    held.hand.put_back([held])
-                raise
+            room -= self._hand_out(taken, room)
             found += [held for held in taken if held.received is not None]
             hand.put_back([held for held in taken if held.received is None])
         for held in found:
@@ -208,7 +207,7 @@ class RocketMQSubscription:
             Dead(_topic_of(held), held.hand.queue.broker, self._lines.address(held.hand.queue.broker), held.stored)
             for held in again
         ]
-        positions = dict(zip(map(id, again), self._origins.find(letters), strict=True))
+        positions = dict(zip(map(id, again), self._find_origins(letters), strict=True))
         size = 0
         for held in taken:
             if size >= room:
@@ -226,6 +225,17 @@ class RocketMQSubscription:
             broker_id = f"{queue.topic}/{queue.number}/{stored.offset}@{queue.broker}#{held.hand.life}"
             held.received = Received(message, position, broker_id, stored.reconsume_times + 1)
         return size
+
+    def _find_origins(self, letters: Sequence[Dead]) -> list[Position | None]:
+        """The positions of what comes again in its topic. Where a broker does not tell, they have none: a handler's work does not
+        wait for it, nor do the other queues."""
+        if letters and time.monotonic() >= self._origins_at:
+            try:
+                return self._origins.find(letters)
+            except BrokerUnavailable as error:
+                self._origins_at = time.monotonic() + ORIGINS_AGAIN_SECONDS
+                self._limited.warning(str(error))
+        return [None] * len(letters)
 
     def _send_back(self, held: Held, after: timedelta) -> bool:
         """Whether the broker has it in the retry topic, or among the dead letters, now."""

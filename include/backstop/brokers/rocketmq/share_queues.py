@@ -30,6 +30,7 @@ from backstop.brokers.rocketmq.route import NoSuchTopic, Route, Routes
 from backstop.brokers.rocketmq.session import NotSent
 from backstop.brokers.rocketmq.unavailable import unavailable
 from backstop.errors import BrokerUnavailable
+from backstop.log_limit import LimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ HEARTBEAT_SECONDS = 20.0
 REBALANCE_SECONDS = 20.0
 """How often it reckons its share anew without being told that a member came or went."""
 RETRY_SECONDS = 1.0
+AWAY_SECONDS = 10.0
+"""How soon a broker or a topic that could not be reached is tried again while others can."""
 
 
 class QueueShare:
@@ -59,6 +62,7 @@ class QueueShare:
         self._members: dict[str, list[str]] = {}
         self._rebalance_at = self._heartbeat_at = 0.0
         self._pulses: list[tuple[str, int]] = []
+        self._limited = LimitedLog(log)
 
     def keep(self) -> None:
         """Does what is due. Raises BrokerUnavailable when a connection is over, or nothing can be taken."""
@@ -73,7 +77,7 @@ class QueueShare:
                 self._forget_broken()
                 if not self.hands:
                     raise
-                log.warning("The queues are shared as before. %s", str(error))
+                self._limited.warning(f"The queues are shared as before. {error}")
         elif self._handover.queues:
             self._take_over()
         self.pulse()
@@ -147,13 +151,15 @@ class QueueShare:
 
     def _rebalance(self, deadline: float) -> None:
         doing = "sharing the group's queues"
-        routes = self._read_routes(deadline)
+        routes, unread = self._read_routes(deadline)
         masters = {queue.broker: queue.master for route in routes.values() for queue in route.readable() if queue.master}
-        self._connect(masters, deadline)
+        self._connect(masters, deadline, leaves=not unread)
         if any(topic.startswith(RETRY) and topic not in routes for topic in self._filters):
             self._rebalance_at = time.monotonic() + RETRY_SECONDS  # the broker makes it when it hears of the first member
         members = self._read_members(doing)
-        wanted: dict[MessageQueue, str | None] = {}
+        if unread or len(members) < len(masters):
+            self._rebalance_at = min(self._rebalance_at, time.monotonic() + AWAY_SECONDS)
+        wanted: dict[MessageQueue, str | None] = {queue: None for queue in self.hands if queue.topic in unread}
         for topic, route in routes.items():
             # All of them, also those of a broker that is away: the others of the group reckon with them too.
             queues = [MessageQueue(topic, one.broker, one.queue_id) for one in route.readable()]
@@ -172,20 +178,32 @@ class QueueShare:
         self._follow_moves(doing)
         self._take_over()
 
-    def _read_routes(self, deadline: float) -> dict[str, Route]:
-        routes = {}
+    def _read_routes(self, deadline: float) -> tuple[dict[str, Route], set[str]]:
+        """The routes, and the topics whose route cannot be read: their queues stay as they are. Raises where no route can be."""
+        routes: dict[str, Route] = {}
+        unread: dict[str, BrokerUnavailable] = {}
         for topic in self._filters:
             try:
-                routes[topic] = self._routes.route(topic, deadline=deadline)
+                # As the other members see it: the queues of a broker that the name servers do not know now are nobody's.
+                routes[topic] = self._routes.route(topic, deadline=deadline, partial=True)
             except NoSuchTopic:
                 if not topic.startswith(RETRY):
-                    raise unavailable("subscribing", f"there is no topic {topic}") from None
-        return routes
+                    unread[topic] = unavailable("subscribing", f"there is no topic {topic}")
+            except BrokerUnavailable as error:
+                unread[topic] = error
+        for why in unread.values():
+            if all(topic.startswith(RETRY) for topic in routes):
+                raise why
+            self._limited.warning(str(why))
+        return routes, set(unread)
 
-    def _connect(self, masters: Mapping[str, str], deadline: float) -> None:
-        """Connects to every master and is a member there; leaves those that have no queue of ours any more."""
+    def _connect(self, masters: Mapping[str, str], deadline: float, *, leaves: bool) -> None:
+        """Connects to every master that answers and is a member there; `leaves` those that have no queue of ours any more.
+
+        One that does not answer holds up no other's queues. Raises BrokerUnavailable when none answers.
+        """
         for broker in self._lines.brokers:
-            if broker not in masters:
+            if broker not in masters and leaves:
                 self._lines.ask([(broker, leave(self._client, self._group))], deadline)
                 self._forget(broker)
         new: list[str] = []
@@ -196,11 +214,17 @@ class QueueShare:
                     new.append(broker)
             except NotSent as error:
                 self.away[broker] = str(error)
-                raise unavailable("subscribing", str(error)) from error
-        for broker, answer in zip(new, self.ask([(one, self._heartbeat()) for one in new], "subscribing"), strict=True):
-            if answer.code != Said.SUCCESS:
-                raise unavailable("subscribing", f"{broker} says {answer.said()}")
-            self.away.pop(broker, None)
+        for broker, result in zip(new, self._lines.ask([(one, self._heartbeat()) for one in new], deadline), strict=True):
+            if isinstance(result, Answer) and result.code == Said.SUCCESS:
+                self.away.pop(broker, None)
+            else:
+                self.away[broker] = f"{broker} says {result.said()}" if isinstance(result, Answer) else str(result)
+                self._forget(broker)
+        for broker in masters:
+            if (why := self.away.get(broker)) is not None:
+                if not self._lines.brokers:
+                    raise unavailable("subscribing", why)
+                self._limited.warning(f"{broker} is away, and its queues wait: {why}")
         if len(new) == len(masters):
             self._heartbeat_at = time.monotonic() + HEARTBEAT_SECONDS
 
