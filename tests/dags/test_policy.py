@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DAGS = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
 CHANGE_NOTHING = ("prove", "audit")
-LIGHT = ("watch", "deliver_alerts", "ask_people")
-"""One task that is the whole duty: a minute is too short for a task of Airflow's at each end."""
+LIGHT = ("watch", "deliver_alerts", "ask_people", "clean_airflow")
+"""One task that is the whole duty: a minute is too short for a task of Airflow's at each end. The last is no duty of ours."""
 ASKING = {"decide_case": "ask", "replay_incident": "approve"}
 """Each run waits for a person, in this task: without a limit, beside others, and it is no run of a duty."""
 PATIENT = {("decide_case", "apply"): 30}
@@ -37,6 +37,7 @@ print("FACTS" + json.dumps({
     "dags": {dag.dag_id: {
         "file": dag.fileloc, "doc_md": dag.doc_md, "owner": dag.owner, "tags": sorted(dag.tags),
         "max_active_runs": dag.max_active_runs, "catchup": dag.catchup,
+        "access": {role: sorted(may["DAGs"]) for role, may in (dag.access_control or {}).items()},
         "timeout": dag.dagrun_timeout and dag.dagrun_timeout.total_seconds(),
         "failure": getattr(dag.on_failure_callback, "__name__", None) or [
             one.__name__ for one in dag.on_failure_callback or []],
@@ -83,7 +84,7 @@ print("FACTS" + json.dumps("fine"))
 """
 
 
-def facts(code: str, home: Path, *arguments: str) -> Any:
+def facts(code: str, home: Path, *arguments: str, **settings: str) -> Any:
     """What a fresh interpreter prints, with Airflow at `home` and our folders where Airflow puts them."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "BACKSTOP"))}
     environment |= {
@@ -92,7 +93,7 @@ def facts(code: str, home: Path, *arguments: str) -> Any:
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
         "PYTHONPATH": os.pathsep.join((str(ROOT / "include"), str(ROOT / "plugins"))),
-    }
+    } | settings
     done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.rpartition("FACTS")[2])
@@ -108,6 +109,24 @@ def test_every_file_loads_and_holds_the_dag_of_its_name(bag: dict[str, Any]) -> 
     assert bag["errors"] == {}
     assert sorted(bag["dags"]) == DAGS
     assert {Path(dag["file"]).stem for dag in bag["dags"].values()} == set(DAGS)
+
+
+def test_each_team_has_a_dag_of_questions_that_its_role_may_read_and_answer_in(bag: dict[str, Any], tmp_path: Path) -> None:
+    config, adopted = tmp_path / "backstop.yaml", tmp_path / "dags"
+    teams = "{name: a, topics: [orders], role: team-a}, {name: b-2, topics: [payments]}"
+    config.write_text((ROOT / "backstop.yaml").read_text() + f"\nteams: [{teams}]\n")
+    # As an Airflow that adopts the DAGs does it (docs/how-to/airflow.md).
+    adopted.mkdir()
+    (adopted / "decide_case.py").write_text("from decide_case_of_backstop import *  # airflow dag")
+    (tmp_path / "decide_case_of_backstop.py").write_text((ROOT / "dags" / "decide_case.py").read_text())
+    paths = os.pathsep.join(map(str, (ROOT / "include", ROOT / "plugins", tmp_path)))
+    loaded = facts(LOAD_ALL, tmp_path / "home", str(adopted), BACKSTOP_CONFIG=str(config), PYTHONPATH=paths)
+    assert loaded["errors"] == {}
+    assert {name: dag["access"] for name, dag in loaded["dags"].items()} == {
+        "decide_case": {}, "decide_case__a": {"team-a": ["can_edit", "can_read"]}, "decide_case__b-2": {},
+    }  # fmt: skip
+    assert {tuple(dag["tasks"]) for dag in loaded["dags"].values()} == {("ask", "apply")}
+    assert {dag["access"] == {} for dag in bag["dags"].values()} == {True}
 
 
 @pytest.mark.parametrize("name", DAGS)

@@ -100,13 +100,8 @@ class Airflow:
         return self.running and AirflowApi(self.url, ADMIN, "").healthy(*components)
 
     def start(self) -> None:
-        """Migrate when that is due, start all processes, return when they are ready."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        self.home.chmod(0o700)
-        self._make_secrets()
-        self.end_leftovers()
-        settings = self.settings()
-        self._migrate(settings)
+        """Prepare, start all processes, return when they are ready."""
+        settings = self.prepare()
         try:
             for name, command in self._commands.items():
                 arguments = [word.format(host=LOOPBACK, port=self.port) for word in command]
@@ -118,6 +113,16 @@ class Airflow:
         except BaseException:
             self.stop()
             raise
+
+    def prepare(self) -> dict[str, str]:
+        """Make the home with its secrets, migrate when that is due; returns the environment of every Airflow process."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o700)
+        self._make_secrets()
+        self.end_leftovers()
+        settings = self.settings()
+        self._migrate(settings)
+        return settings
 
     def stop(self) -> None:
         """End all of them, running tasks too; whatever does not end in time is killed."""
@@ -146,6 +151,7 @@ class Airflow:
             **self.env,
             "AIRFLOW_HOME": str(self.home),
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": sqlalchemy_url(self._database_url),
+            "AIRFLOW_CONN_AIRFLOW_DB": self._database_url,
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
             "AIRFLOW__CORE__PARALLELISM": str(self._parallelism),
             "AIRFLOW__CORE__DAGS_FOLDER": str(self._dags_folder),
@@ -237,8 +243,9 @@ CALM = {
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "1",
     # Whoever pauses a DAG finds it paused after the next start.
     "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+    "BACKSTOP_CLEAN_SCHEDULE": "40 2 * * *",
 }
-"""For a platform that stays up: it needs little, and its DAGs run from the first start on."""
+"""For a platform that stays up: it needs little, its DAGs run from the first start on, and its history is cleaned each night."""
 
 # The scheduler serves no logs: everything is on one disk, and that server would listen on every address.
 COMMANDS = {
