@@ -22,6 +22,9 @@ What each task does, and what to do when it is red:
   about the case; to have it asked again instead, mark the run as a success. The task starts
   `resend`, `deliver_alerts` and `ask_people` if there is work for them.
 
+**Teams** (`teams` in backstop.yaml) each have such a DAG for the cases of their topics,
+`decide_case__<team>`; `decide_case` asks about all others.
+
 **Who may answer**: `people.deciders` in backstop.yaml; without it whoever Airflow lets answer (in
 its simple auth manager: the roles op and admin).
 
@@ -39,7 +42,8 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Param, dag, task
+from airflow.sdk import DAG, Param, task
+from airflow.sdk import dag as make_dag
 
 try:
     from backstop.plugins import backstop_decide as people
@@ -60,7 +64,7 @@ def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """The answer is in the control database, where only the task `ask` puts it, with who gave it by Airflow's own record."""
     from airflow.sdk.exceptions import AirflowSkipException
 
-    done = people.apply_answer(params["case_id"], context["run_id"])
+    done = people.apply_answer(params["case_id"], context["run_id"], context["dag"].dag_id)
     if done["how"] not in ("applied", "partly"):
         context["ti"].xcom_push(key="said", value=done["said"])
         raise AirflowSkipException(done["said"])
@@ -68,27 +72,36 @@ def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     return done
 
 
-@dag(
-    dag_id="decide_case",
-    schedule=None,
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=200,  # each waits for a person and holds no worker; people.questions bounds them
-    default_args={
-        "owner": "backstop",
-        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
-    },
-    params={"case_id": Param(type="integer", minimum=1, title="Case", description="As `backstop cases list` shows it")},
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
-)
-def decide_case() -> None:
-    """Wiring only. No time limit: a person takes as long as it takes."""
-    asked = people.AskPersonOperator(
-        task_id="ask", form=people.ask_about_case, receive=people.receive_answer, retries=3, retry_delay=timedelta(seconds=1)
+def decide_case(dag_id: str, role: str | None = None) -> DAG:
+    """One DAG of questions. `role`: the role of FAB that may read it and answer there, besides those of the whole platform."""
+
+    @make_dag(
+        dag_id=dag_id,
+        schedule=None,
+        start_date=datetime(2026, 1, 1, tzinfo=UTC),
+        catchup=False,
+        max_active_runs=200,  # each waits for a person and holds no worker; people.questions bounds them
+        default_args={
+            "owner": "backstop",
+            "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
+        },
+        params={"case_id": Param(type="integer", minimum=1, title="Case", description="As `backstop cases list` shows it")},
+        access_control={role: {"DAGs": {"can_read", "can_edit"}}} if role else None,
+        on_failure_callback=tell_failure,
+        tags=["backstop"],
+        doc_md=__doc__,
     )
-    asked >> apply()
+    def wiring() -> None:
+        """Wiring only. No time limit: a person takes as long as it takes."""
+        asked = people.AskPersonOperator(
+            task_id="ask", form=people.ask_about_case, receive=people.receive_answer, retries=3, retry_delay=timedelta(seconds=1)
+        )
+        asked >> apply()
+
+    return wiring()
 
 
-dag = decide_case()
+of_teams = {dag_id: decide_case(dag_id, role) for dag_id, role in people.dags_of_teams().items()}
+globals().update(of_teams)
+dag = decide_case(people.DAG)
+__all__ = ["dag", *of_teams]

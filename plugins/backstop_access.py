@@ -1,28 +1,53 @@
-"""Who may see our pages: whoever may see Airflow's own site. The one module that knows how Airflow decides
+"""Who may see our pages: whoever may see what they show in Airflow itself. The one module that knows how Airflow decides
 that.
 
 Airflow mounts a plugin's application without any check of its own, and these helpers are importable but not
 promised. So when they are not there, everybody is refused: never the other way round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from fastapi import HTTPException
+from fastapi import Depends, HTTPException, Request
+
+# No postponed annotations here: FastAPI reads those of a function that is made in another one.
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who asks for a page, as Airflow's auth manager knows them."""
+
+    id: str
+    name: str
+    may_read: Callable[[str], bool]
+    """Whether Airflow shows them the DAG of this id."""
 
 
 def reader() -> Callable[..., Any]:
     """A FastAPI dependency that lets logged-in readers of the site pass, and answers 401 or 403 to all
-    others."""
+    others. It leaves a Visitor with the request."""
     try:
-        from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
-        from airflow.api_fastapi.core_api.security import requires_access_view
+        from airflow.api_fastapi.app import get_auth_manager
+        from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagDetails
+        from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
 
-        return requires_access_view(AccessView.WEBSITE)
+        may_see_site = requires_access_view(AccessView.WEBSITE)
     except Exception:  # noqa: BLE001 - whatever is wrong with the helpers, the door stays shut
         return refuse
+
+    def let_pass(request: Request, user: GetUserDep, _: Annotated[None, Depends(may_see_site)]) -> None:
+        def may_read(dag_id: str) -> bool:
+            return bool(get_auth_manager().is_authorized_dag(method="GET", details=DagDetails(id=dag_id), user=user))
+
+        request.state.backstop_visitor = Visitor(str(user.get_id()), user.get_name(), may_read)
+
+    return let_pass
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Whom `reader` let pass."""
+    return request.state.backstop_visitor
 
 
 def refuse() -> None:

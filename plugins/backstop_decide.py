@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from inspect import unwrap
@@ -23,6 +24,7 @@ except ModuleNotFoundError:  # from the source tree, where Airflow puts the plug
     from backstop_links import PREFIX, base_url
 
 DAG = "decide_case"
+"""Asks about the cases of no team; a team's DAG has its name behind this one."""
 log = logging.getLogger(__name__)
 
 Answer = Mapping[str, Any]
@@ -121,6 +123,25 @@ def forget_content(ti_id: Any, event: Mapping[str, Any]) -> None:
             log.exception("backstop: the new content could not be taken out of Airflow's record of this question")
 
 
+def dags_of_teams() -> dict[str, str | None]:
+    """The DAGs of teams with the role that may read each, when a DAG file is parsed. The settings are loaded only where they name
+    teams: that takes longer than all else of the file."""
+    from backstop.config.file import settings_file
+
+    file = settings_file()
+    if not file.is_file() or not re.search(r"""\bteams["']?\s*:""", file.read_text(encoding="utf-8")):
+        return {}
+    from backstop.config.load import load
+
+    return {f"{DAG}__{team.name}": team.role for team in load().teams}
+
+
+def dag_for(settings: Any, topic: str) -> str:
+    """The DAG that asks about cases of a topic: its team's, or the one for all."""
+    team = settings.teams_by_topic().get(topic)
+    return f"{DAG}__{team}" if team else DAG
+
+
 class StartRunOperator(BaseOperator):
     """Starts one run of another DAG under a given name; one that is there already is left alone, or begun anew (`reset`).
 
@@ -129,16 +150,18 @@ class StartRunOperator(BaseOperator):
 
     template_fields = ()
 
-    def __init__(self, *, dag_run_id: str, conf: dict[str, Any], reset: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *, trigger_dag_id: str, dag_run_id: str, conf: dict[str, Any], reset: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.dag_run_id, self.conf, self.reset = dag_run_id, conf, reset
+        self.trigger_dag_id, self.dag_run_id, self.conf, self.reset = trigger_dag_id, dag_run_id, conf, reset
 
     def execute(self, context: Any) -> None:
         """Airflow starts it when this task ends."""
         from airflow.sdk.exceptions import DagRunTriggerException
 
         raise DagRunTriggerException(
-            trigger_dag_id=DAG, dag_run_id=self.dag_run_id, conf=self.conf, logical_date=None,
+            trigger_dag_id=self.trigger_dag_id, dag_run_id=self.dag_run_id, conf=self.conf, logical_date=None,
             reset_dag_run=self.reset, skip_when_already_exists=True, wait_for_completion=False,
             allowed_states=[], failed_states=[], poke_interval=60, deferrable=False,
         )  # fmt: skip
@@ -146,24 +169,29 @@ class StartRunOperator(BaseOperator):
 
 def ask_about_case(context: Any) -> dict[str, Any]:
     """The form of the case that the run was started for."""
-    return form_of(int(context["params"]["case_id"]), context["run_id"], str(context["ti"].id))
+    ti = context["ti"]
+    return form_of(int(context["params"]["case_id"]), context["run_id"], str(ti.id), ti.dag_id)
 
 
 @told
-def form_of(case_id: int, dag_run_id: str, asked_by: str = "") -> dict[str, Any]:
+def form_of(case_id: int, dag_run_id: str, asked_by: str = "", dag_id: str = DAG) -> dict[str, Any]:
     """Subject, body, options, fields and who may answer, of a case that still needs an answer.
 
-    Raises AirflowSkipException when it does not, AirflowFailException when this run may not ask.
+    Raises AirflowSkipException when it does not, AirflowFailException when this run may not ask: whoever may read the DAG would
+    see the case.
     """
     from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
     from backstop.cases.look import show
     from backstop.cases.propose import proposed
     from backstop.cases.question_text import EXAMPLES, body_of, subject_of
-    from backstop.cases.questions import begin, end, last_said, show_now, why_stale
+    from backstop.cases.questions import begin, end, last_said, show_now, topics_of, why_stale
     from backstop.errors import DecisionRefused
 
     with control_room() as room:
+        topic = topics_of(room.control, [case_id]).get(case_id)
+        if topic is not None and dag_for(room.settings, topic) != dag_id:
+            raise AirflowFailException(f"Case {case_id} is asked about by {dag_for(room.settings, topic)}, not by {dag_id}.")
         try:
             asked = begin(room.control, case_id, dag_run_id)
         except DecisionRefused as error:
@@ -302,7 +330,7 @@ def is_young(dag_run: Any) -> bool:
 
 
 @told
-def apply_answer(case_id: int, dag_run_id: str) -> dict[str, Any]:
+def apply_answer(case_id: int, dag_run_id: str, dag_id: str = DAG) -> dict[str, Any]:
     """Decides the case by the answer that was received, unless it does not fit any more; returns how it ended and what to say of
     it.
 
@@ -312,13 +340,16 @@ def apply_answer(case_id: int, dag_run_id: str) -> dict[str, Any]:
     from backstop.cases.intend import begun
     from backstop.cases.look import show
     from backstop.cases.propose import APPROVE, REJECT, proposed
-    from backstop.cases.questions import asked, end, present, why_stale
+    from backstop.cases.questions import asked, end, present, topics_of, why_stale
     from backstop.errors import DecisionRefused
 
     with control_room() as room:
         question = asked(room.control, dag_run_id)
         if question is not None and question.how is not None:
             return {"how": question.how, "said": question.said or ""}
+        owner = dag_for(room.settings, topics_of(room.control, [case_id]).get(case_id, ""))
+        if question is not None and owner != dag_id:  # its topic has changed its team: the same question is asked there
+            return {"how": "not_applied", "said": f"case {case_id} is asked about by {owner}, not by {dag_id}"}
         if question is None or question.given is None or question.question.case_id != case_id:
             said = f"nobody has answered the question about case {case_id}: Airflow has no answer of this run's task ask"
             end(room.control, dag_run_id, "not_applied", said)
@@ -399,45 +430,54 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
     from airflow.sdk.exceptions import AirflowFailException
 
     from backstop.cases.propose import lapse
-    from backstop.cases.questions import choose, end, live, present
+    from backstop.cases.questions import Question, choose, end, live, present, topics_of
     from backstop.health.outbox import note_success
 
-    starts = []
     with control_room() as room:
+
+        def start_of(question: Question) -> dict[str, Any]:
+            dag_id = dag_for(room.settings, topics[question.case_id])
+            return {"trigger_dag_id": dag_id, "dag_run_id": question.dag_run_id, "conf": {"case_id": question.case_id},
+                    "reset": False}  # fmt: skip
+
         lapse(room.control, room.settings.people.proposals_lapse_after)
-        for one in live(room.control):
-            question, run = one.question, one.question.dag_run_id
-            start = {"dag_run_id": run, "conf": {"case_id": question.case_id}, "reset": False}
-            if ti.get_dr_count(dag_id=DAG, run_ids=[run]) == 0:
+        starts, questions = [], live(room.control)
+        topics = topics_of(room.control, [one.question.case_id for one in questions])
+        for one in questions:
+            question, run, start = one.question, one.question.dag_run_id, start_of(one.question)
+            dag_id = start["trigger_dag_id"]
+            if ti.get_dr_count(dag_id=dag_id, run_ids=[run]) == 0:
                 starts.append(start)
-            elif (state := run_state(ti, run)) == "failed" and one.answered:
+            elif (state := run_state(ti, dag_id, run)) == "failed" and one.answered:
                 if (now := present(room.control, question.case_id)).state == "open" or one.needed:
                     log.warning("backstop: clear the task apply of the run %s: it has an answer that was not applied", run)
                 else:
                     end(room.control, run, "over", f"the case is {now.state}, and the answer of the run {run} was not applied")
             elif state in ("success", "failed"):
                 end(room.control, run, "lost", f"the run {run} ended ({state}) without applying an answer")
-            elif not one.needed and is_waiting(ti, run):
+            elif not one.needed and is_waiting(ti, dag_id, run):
                 starts.append(start | {"reset": True})
         if not starts:
             note_success(room.control, "ask_people")
-        new = choose(room.control, room.settings.people.questions)
-        starts += [{"dag_run_id": q.dag_run_id, "conf": {"case_id": q.case_id}, "reset": False} for q in new]
-    if starts and ti.get_dag(DAG).is_paused:
-        raise AirflowFailException(f"{len(starts)} cases wait to be shown to people, and the DAG {DAG} is paused: unpause it.")
-    return starts
+        new = choose(room.control, room.settings.people.questions, room.settings.teams_by_topic())
+        topics |= topics_of(room.control, [question.case_id for question in new])
+        starts += map(start_of, new)
+    paused = [dag_id for dag_id in sorted({one["trigger_dag_id"] for one in starts}) if ti.get_dag(dag_id).is_paused]
+    waiting = [one for one in starts if one["trigger_dag_id"] in paused]
+    if waiting:
+        what = f"{len(waiting)} cases wait to be shown to people, and the DAG {', '.join(paused)} is paused: unpause it."
+        if len(waiting) == len(starts):
+            raise AirflowFailException(what)
+        log.error("backstop: %s", what)  # those of other teams are shown first; the next look fails
+    return [one for one in starts if one["trigger_dag_id"] not in paused]
 
 
-def run_state(ti: Any, run: str) -> str:
+def run_state(ti: Any, dag_id: str, run: str) -> str:
     """By its plain name: Airflow answers with an enumeration, whose text is another."""
-    state = ti.get_dagrun_state(dag_id=DAG, run_id=run)
+    state = ti.get_dagrun_state(dag_id=dag_id, run_id=run)
     return str(getattr(state, "value", state))
 
 
-def is_waiting(ti: Any, run: str) -> bool:
+def is_waiting(ti: Any, dag_id: str, run: str) -> bool:
     """Whether the form of a run stands open: only then is it begun anew, never while an answer is applied."""
-    return _state_of_ask(ti, run) == "awaiting_input"
-
-
-def _state_of_ask(ti: Any, run: str) -> str:
-    return str(ti.get_task_states(dag_id=DAG, run_ids=[run]).get(run, {}).get("ask"))
+    return str(ti.get_task_states(dag_id=dag_id, run_ids=[run]).get(run, {}).get("ask")) == "awaiting_input"

@@ -304,7 +304,7 @@ def anybody_to_ask(room: Room) -> bool:
     """Whether a case is to be shown to a person, or a question taken away."""
     from backstop.cases.questions import any_to_ask
 
-    return any_to_ask(room.control, room.settings.people.questions)
+    return any_to_ask(room.control, room.settings.people.questions, room.settings.teams_by_topic())
 
 
 def away(context: Mapping[str, Any], failed: list[str]) -> bool:

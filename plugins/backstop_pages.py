@@ -1,5 +1,5 @@
-"""The read-only pages under /backstop: what a run did, and the Data Docs of its audits. Every page needs a
-reader.
+"""The read-only pages under /backstop: what a run did, the Data Docs of its audits, and cases. Each is for who may read the
+DAG that shows the same.
 
 Nothing here changes anything. Text from the database is escaped; pages carry no script.
 """
@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import json
 from html import escape
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
 try:
-    from backstop.plugins.backstop_access import reader
+    from backstop.plugins.backstop_access import Visitor, reader, visitor_of
+    from backstop.plugins.backstop_decide import DAG, dag_for
     from backstop.plugins.backstop_duty import control_room, docs_folder
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_access import reader
+    from backstop_access import Visitor, reader, visitor_of
+    from backstop_decide import DAG, dag_for
     from backstop_duty import control_room, docs_folder
 
+DAG_OF_RUNS = "reconcile"
+"""What runs did is of every team: those pages are for who may read this DAG."""
 LIMIT = 200
 """Rows of a table on a page; the last line says that there are more."""
 
@@ -84,6 +88,7 @@ CASE: tuple[tuple[str, str], ...] = (
 CASES = """
     SELECT case_id AS "case", severity, kind, topic, consumer_group AS "group", summary, opened_at, last_seen_at
     FROM case_file WHERE state = 'open'
+        AND CASE WHEN topic = ANY(%(of_teams)s) THEN topic = ANY(%(readable)s) ELSE %(others)s END
     ORDER BY array_position(ARRAY['critical', 'warning', 'info'], severity), opened_at, case_id LIMIT %(limit)s"""
 CAUSES = """
     SELECT cause_id AS cause, category, template, dead_letters AS letters, first_seen_at, last_seen_at, examples
@@ -104,13 +109,30 @@ RECENT = """
 def make_app() -> FastAPI:
     """The application that Airflow mounts; without a reader every path is refused."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(reader())])
-    app.get("/runs")(list_runs)
-    app.get("/runs/{run_id}")(show_run)
-    app.get("/runs/{run_id}/checks/{suite}")(show_checks)
+    of_runs = [Depends(require_reader_of_runs)]
+    app.get("/me")(show_visitor)
+    app.get("/runs", dependencies=of_runs)(list_runs)
+    app.get("/runs/{run_id}", dependencies=of_runs)(show_run)
+    app.get("/runs/{run_id}/checks/{suite}", dependencies=of_runs)(show_checks)
     app.get("/cases")(list_cases)
     app.get("/cases/{case_id}")(show_case)
-    app.get("/docs/{path:path}")(show_docs)
+    app.get("/docs/{path:path}", dependencies=of_runs)(show_docs)
     return app
+
+
+Asking = Annotated[Visitor, Depends(visitor_of)]
+
+
+def require_reader_of_runs(visitor: Asking) -> None:
+    """403 for who may not read the DAG whose runs these are."""
+    if not visitor.may_read(DAG_OF_RUNS):
+        raise HTTPException(403, f"This page is for those who may read the DAG {DAG_OF_RUNS}.")
+
+
+def show_visitor(visitor: Asking) -> Response:
+    """How Airflow knows who looks: what `people.deciders` takes."""
+    line = f"{{id: {json.dumps(visitor.id)}, name: {json.dumps(visitor.name)}}}"
+    return page("You", f"<p>For <code>people.deciders</code> in backstop.yaml: <code>{escape(line)}</code></p>")
 
 
 def list_runs() -> Response:
@@ -123,27 +145,32 @@ def list_runs() -> Response:
     return page("Runs", f"<p>{Link('cases', 'Open cases and causes of dead letters')}</p>{table(rows)}")
 
 
-def list_cases() -> Response:
+def list_cases(visitor: Asking) -> Response:
     """Open cases, the most severe first, and what dead letters died of, the latest first."""
     with control_room() as room, room.control, room.control.cursor() as cursor:
-        found = []
-        for query in (CASES, CAUSES):
-            cursor.execute(query, {"limit": LIMIT + 1})
-            found.append([row_of(cursor, row) for row in cursor.fetchall()])
-    cases, causes = found
-    for case in cases:
-        case["case"] = Link(f"cases/{case['case']}", str(case["case"]))
-    return page("Open cases", table(cases) + "<h2>Causes of dead letters</h2>" + table(causes))
+        of_teams = list(room.settings.teams_by_topic())
+        readable = [topic for topic in of_teams if visitor.may_read(dag_for(room.settings, topic))]
+        cursor.execute(CASES, {
+            "limit": LIMIT + 1, "of_teams": of_teams, "readable": readable, "others": visitor.may_read(DAG),
+        })  # fmt: skip
+        cases = [row_of(cursor, row) for row in cursor.fetchall()]
+        for case in cases:
+            case["case"] = Link(f"cases/{case['case']}", str(case["case"]))
+        body = table(cases)
+        if visitor.may_read(DAG_OF_RUNS):
+            cursor.execute(CAUSES, {"limit": LIMIT + 1})
+            body += "<h2>Causes of dead letters</h2>" + table([row_of(cursor, row) for row in cursor.fetchall()])
+    return page("Open cases", body)
 
 
-def show_case(case_id: int) -> Response:
+def show_case(case_id: int, visitor: Asking) -> Response:
     """One case: its evidence, deliveries, letters, notes and questions. No content of a message."""
     with control_room() as room, room.control, room.control.cursor() as cursor:
         cursor.execute("SELECT * FROM case_file WHERE case_id = %s", (case_id,))
         found = cursor.fetchone()
-        if found is None:
+        case = row_of(cursor, found) if found is not None else None
+        if case is None or not visitor.may_read(dag_for(room.settings, case["topic"])):
             raise HTTPException(404, "There is no such case.")
-        case = row_of(cursor, found)
         sections = []
         for title, query in CASE:
             cursor.execute(query, {"case_id": case_id, "limit": LIMIT + 1})

@@ -48,13 +48,15 @@ class Control:
             cursor.execute(query, values)
             return cursor.fetchall() if cursor.description else []
 
-    def case(self, severity: str = "warning", *ids: str, kind: str = "unknown", subject: str = "") -> int:
+    def case(
+        self, severity: str = "warning", *ids: str, kind: str = "unknown", subject: str = "", topic: str = "orders"
+    ) -> int:
         connection = psycopg2.connect(self.url)
         with connection, connection.cursor() as cursor:
             case_id = open_case(
-                cursor, kind=kind, topic="orders", group="billing", subject=subject or str(uuid.uuid4()), severity=severity,
+                cursor, kind=kind, topic=topic, group="billing", subject=subject or str(uuid.uuid4()), severity=severity,
                 summary="nobody can say what became of it", evidence={}, run_id=None,
-                members=[("shop_a", "orders", message_id, "billing") for message_id in ids or ("m-1",)],
+                members=[("shop_a", topic, message_id, "billing") for message_id in ids or ("m-1",)],
             )  # fmt: skip
         connection.close()
         return case_id
@@ -107,7 +109,7 @@ def apply(case_id: int, run: str, answer: Any = None) -> Any:
 class Airflow:
     """What a task may ask Airflow about its runs: the state of each by name, and of the task `ask` in it."""
 
-    def __init__(self, runs: dict[str, tuple[str, str]], paused: bool = False) -> None:
+    def __init__(self, runs: dict[str, tuple[str, str]], paused: bool | str = False) -> None:
         self.runs, self.paused = runs, paused
 
     def get_dr_count(self, *, dag_id: str, run_ids: list[str]) -> int:
@@ -120,7 +122,11 @@ class Airflow:
         return {run: {"ask": self.runs[run][1]} for run in run_ids}
 
     def get_dag(self, dag_id: str) -> Any:
-        return SimpleNamespace(is_paused=self.paused)
+        return SimpleNamespace(is_paused=self.paused in (True, dag_id))
+
+
+def start(case_id: int, run: str, dag: str = "decide_case", *, reset: bool = False) -> dict[str, Any]:
+    return {"trigger_dag_id": dag, "dag_run_id": run, "conf": {"case_id": case_id}, "reset": reset}
 
 
 def test_the_most_severe_and_then_the_oldest_cases_are_asked_about_so_many_at_a_time_and_none_twice(control: Control) -> None:
@@ -216,7 +222,7 @@ def test_a_case_whose_dead_letters_are_all_on_their_way_is_not_asked_about_until
     ask(control, case_id)
     control.rows("UPDATE dead_letter SET state = 'replaying', shard = 'shop_a', send_number = 2")
     airflow = Airflow({run: ("running", "awaiting_input")})
-    assert people.look_for_questions(airflow) == [{"dag_run_id": run, "conf": {"case_id": case_id}, "reset": True}]
+    assert people.look_for_questions(airflow) == [start(case_id, run, reset=True)]
     with pytest.raises(AirflowSkipException, match="nothing of the case waits"):
         people.form_of(case_id, run)
     assert people.look_for_questions(airflow) == []
@@ -234,8 +240,7 @@ def test_runs_that_were_never_started_are_started_and_those_that_ended_or_are_no
         control.name(busy, 1): ("running", "success"), control.name(fine, 1): ("running", "awaiting_input"),
     })  # fmt: skip
     assert people.look_for_questions(airflow) == [
-        {"dag_run_id": control.name(unstarted, 1), "conf": {"case_id": unstarted}, "reset": False},
-        {"dag_run_id": control.name(needless, 1), "conf": {"case_id": needless}, "reset": True},
+        start(unstarted, control.name(unstarted, 1)), start(needless, control.name(needless, 1), reset=True),
     ]
     assert control.rows("SELECT case_id, how FROM case_question WHERE ended_at IS NOT NULL") == [(gone, "lost")]
     # What was lost is asked about again, but not at once.
@@ -260,6 +265,29 @@ def test_what_was_chosen_and_could_not_be_started_is_no_success_of_ask_people(co
     assert people.look_for_questions(Airflow({})) == [start] and control.rows(success) == first
     assert people.look_for_questions(Airflow({start["dag_run_id"]: ("running", "awaiting_input")})) == []
     assert control.rows(success) > first
+
+
+def test_a_team_is_asked_in_its_own_dag_and_waits_for_no_other_team(control: Control) -> None:
+    control.set_people("{questions: 1}")
+    with control.config.open("a") as file:
+        file.write("teams: [{name: a, topics: [orders]}, {name: b, topics: [payments]}]\n")
+    first, second, third = (control.case(topic=topic) for topic in ("orders", "payments", "refunds"))
+    control.case(topic="orders")
+    started = people.look_for_questions(Airflow({}, paused="decide_case__a"))
+    runs = {case_id: control.name(case_id, 1) for case_id in (first, second, third)}
+    assert started == [start(second, runs[second], "decide_case__b"), start(third, runs[third])]
+    airflow = Airflow({runs[second]: ("running", "awaiting_input"), runs[third]: ("running", "awaiting_input")}, "decide_case__a")
+    with pytest.raises(AirflowFailException, match=r"1 cases wait .* decide_case__a is paused"):
+        people.look_for_questions(airflow)
+    # Another team's DAG neither shows the case nor decides it.
+    for dag in ("decide_case", "decide_case__b"):
+        with pytest.raises(AirflowFailException, match=f"asked about by decide_case__a, not by {dag}"):
+            people.form_of(first, runs[first], "try 1", dag)
+    people.form_of(first, runs[first], "try 1", "decide_case__a")
+    people.receive_answer({"run_id": runs[first], "ti": SimpleNamespace(id="try 1")}, OLGA)
+    assert people.apply_answer(first, runs[first], "decide_case__b")["how"] == "not_applied"
+    assert control.rows("SELECT ended_at FROM case_question WHERE case_id = %s", first) == [(None,)]
+    assert people.apply_answer(first, runs[first], "decide_case__a")["how"] == "applied"
 
 
 def test_a_case_asked_about_by_hand_has_one_question_and_a_second_run_is_refused(control: Control) -> None:

@@ -7,13 +7,13 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import psycopg2
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 import backstop_access
@@ -85,9 +85,40 @@ def environment(control: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def reader(environment: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
-    """Somebody whom Airflow lets pass."""
-    monkeypatch.setattr(backstop_pages, "reader", lambda: lambda: None)
+    """Somebody whom Airflow lets pass, and read every DAG."""
+    return client(monkeypatch, lambda _: True)
+
+
+def client(monkeypatch: pytest.MonkeyPatch, may_read: Callable[[str], bool]) -> TestClient:
+    def let_pass(request: Request) -> None:
+        request.state.backstop_visitor = backstop_access.Visitor("7", NASTY, may_read)
+
+    monkeypatch.setattr(backstop_pages, "reader", lambda: let_pass)
     return TestClient(backstop_pages.make_app())
+
+
+def test_what_a_page_shows_is_for_who_may_read_the_dag_that_shows_it(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(*dags: str) -> list[int]:
+        visitor = client(monkeypatch, dags.__contains__)
+        return [visitor.get(path).status_code for path in ("/cases/1", "/runs", "/runs/1", "/docs/1/verdicts/index.html", "/me")]
+
+    assert seen("reconcile") == [404, 200, 200, 200, 200] and seen("decide_case") == [200, 403, 403, 403, 200]
+    assert "cases/1" not in client(monkeypatch, "reconcile".__eq__).get("/cases").text
+    assert "poison" not in client(monkeypatch, "decide_case".__eq__).get("/cases").text
+    # The case's topic becomes a team's.
+    written = (ROOT / "backstop.yaml").read_text().replace("orders:", f"{json.dumps(NASTY)}:", 1)
+    (tmp_path / "backstop.yaml").write_text(f"{written}\nteams: [{{name: a, topics: [{json.dumps(NASTY)}]}}]\n")
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "backstop.yaml"))
+    assert [seen("decide_case")[0], seen("decide_case__a")[0]] == [404, 200]
+    assert "cases/1" not in client(monkeypatch, "decide_case".__eq__).get("/cases").text
+    assert "cases/1" in client(monkeypatch, "decide_case__a".__eq__).get("/cases").text
+
+
+def test_a_page_says_how_airflow_knows_who_looks(reader: TestClient) -> None:
+    page = reader.get("/me").text
+    assert "{id: &quot;7&quot;" in page and NASTY not in page
 
 
 def test_open_cases_and_causes_are_listed_and_a_case_has_its_page_with_every_value_escaped(reader: TestClient) -> None:

@@ -146,6 +146,18 @@ def test_names_must_be_those_of_something_configured() -> None:
     ]
 
 
+def test_a_topic_belongs_to_one_team_at_most() -> None:
+    teams = [{"name": "a", "topics": ["orders"], "role": "team-a"}, {"name": "b", "topics": ["orders", "other"]},
+             {"name": "a", "topics": ["orders"]}]  # fmt: skip
+    assert refused(changed(("teams", teams))) == [
+        "teams.1.topics: orders; allowed: a topic of one team: a has it",
+        "teams.1.topics: other; allowed: some of topics: orders",
+        "teams.2.name: a; allowed: a name that no other team has",
+    ]
+    assert from_mapping(changed(("teams", teams[:1]))).teams_by_topic() == {"orders": "a"}
+    assert refused(changed(("teams", [{"name": "A b", "topics": ["orders"]}])))
+
+
 BROKEN_RULES = {
     "max_clock_skew": {"max_clock_skew": "20s"},
     "attempt_timeout": {"attempt_timeout": "35s"},

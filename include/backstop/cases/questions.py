@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -77,22 +77,27 @@ class Present:
     """What waits for a second person."""
 
 
-def choose(conn: Any, limit: int) -> list[Question]:
-    """New questions, so that at most `limit` are live, twice as many with critical ones; committed before any run is started."""
+def choose(conn: Any, limit: int, teams: Mapping[str, str] | None = None) -> list[Question]:
+    """New questions, so that at most `limit` are live, twice as many with critical ones; committed before any run is started.
+    `teams`: by topic; each has as many, so that none waits for another's answers."""
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["one_chooser"])
         cur.execute(
             f"INSERT INTO case_question (case_id, number, dag_run_id) {_SQL['places']}"
             " ON CONFLICT DO NOTHING RETURNING case_id, number, dag_run_id",
-            {"limit": limit, "after_lost": AFTER_LOST},
+            _bounds(limit, teams),
         )
         return [Question(*row) for row in cur.fetchall()]
 
 
-def any_to_ask(conn: Any, limit: int) -> bool:
+def _bounds(limit: int, teams: Mapping[str, str] | None) -> dict[str, Any]:
+    return {"limit": limit, "after_lost": AFTER_LOST, "teams": json.dumps(dict(teams or {}))}
+
+
+def any_to_ask(conn: Any, limit: int, teams: Mapping[str, str] | None = None) -> bool:
     """Whether there is a new question to choose, or a live one that is not needed any more; changes nothing."""
     with conn, conn.cursor() as cur:
-        cur.execute(f"SELECT EXISTS ({_SQL['places']})", {"limit": limit, "after_lost": AFTER_LOST})
+        cur.execute(f"SELECT EXISTS ({_SQL['places']})", _bounds(limit, teams))
         if cur.fetchone()[0]:
             return True
     return any(not one.needed for one in live(conn))
@@ -103,6 +108,13 @@ def live(conn: Any) -> list[Live]:
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["live"])
         return [Live(Question(*row[:3]), *row[3:]) for row in cur.fetchall()]
+
+
+def topics_of(conn: Any, case_ids: Iterable[int]) -> dict[int, str]:
+    """The topic of each of these cases."""
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["topics"], {"case_ids": list(case_ids)})
+        return dict(cur.fetchall())
 
 
 def asked(conn: Any, dag_run_id: str) -> Asked | None:

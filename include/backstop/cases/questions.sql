@@ -3,15 +3,16 @@
 -- name: one_chooser: two choosers wait for each other, so that the bound holds
 SELECT pg_advisory_xact_lock(hashtextextended('backstop.case_question', 0));
 
--- name: places: questions for the most severe open cases, the oldest first, until so many are live
+-- name: places: questions for the most severe open cases of each team, the oldest first, until so many are live
 -- Critical ones have as many places again: they do not wait until somebody has time for what is mild.
 -- Dead letters that are all on their way leave their case nothing to decide, until it closes or one comes back.
 -- A case whose last question was lost is not asked about again at once: what ended that run may still be there.
 -- Nobody can take the name of a run before it is started.
 SELECT w.case_id, n.number, 'case-' || w.case_id || '-' || n.number || '-' || left(gen_random_uuid()::text, 8)
 FROM (
-    SELECT c.case_id, c.severity,
+    SELECT c.case_id, c.severity, coalesce(%(teams)s::jsonb ->> c.topic, '') AS team,
         row_number() OVER (
+            PARTITION BY coalesce(%(teams)s::jsonb ->> c.topic, '')
             ORDER BY array_position(ARRAY['critical', 'warning', 'info'], c.severity), c.opened_at, c.case_id) AS place
     FROM case_file c
     WHERE (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave' AND EXISTS (
@@ -22,10 +23,13 @@ FROM (
             WHERE q.case_id = c.case_id
                 AND (q.ended_at IS NULL OR q.how = 'lost' AND q.ended_at > clock_timestamp() - %(after_lost)s))
 ) AS w
-CROSS JOIN (SELECT count(*) AS number FROM case_question WHERE ended_at IS NULL) AS live
+LEFT JOIN (
+    SELECT coalesce(%(teams)s::jsonb ->> o.topic, '') AS team, count(*) AS number
+    FROM case_question q JOIN case_file o USING (case_id) WHERE q.ended_at IS NULL GROUP BY 1
+) AS live USING (team)
 CROSS JOIN LATERAL (SELECT coalesce(max(q.number), 0) + 1 AS number FROM case_question q WHERE q.case_id = w.case_id) AS n
-WHERE w.place <= CASE w.severity WHEN 'critical' THEN 2 ELSE 1 END * %(limit)s - live.number
-ORDER BY w.place;
+WHERE w.place <= CASE w.severity WHEN 'critical' THEN 2 ELSE 1 END * %(limit)s - coalesce(live.number, 0)
+ORDER BY w.place, w.case_id;
 
 -- name: live: questions without an end, and whether their case still needs an answer
 SELECT q.case_id, q.number, q.dag_run_id, c.state = coalesce(q.shown ->> 'state', 'open')
@@ -38,6 +42,9 @@ SELECT q.case_id, q.number, q.dag_run_id, c.state = coalesce(q.shown ->> 'state'
 FROM case_question q JOIN case_file c USING (case_id)
 WHERE q.ended_at IS NULL
 ORDER BY q.case_id;
+
+-- name: topics: what the cases are about
+SELECT case_id, topic FROM case_file WHERE case_id = ANY(%(case_ids)s);
 
 -- name: of_run: the question that a run in Airflow shows
 SELECT case_id, number, dag_run_id, shown, given, how, said

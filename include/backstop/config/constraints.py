@@ -71,6 +71,15 @@ def _references(settings: Settings) -> Iterator[Problem]:
         for topic in rule.topics:
             if topic not in settings.topics:
                 yield Problem(f"people.rules.{place}.topics", topic, f"some of topics: {', '.join(settings.topics)}")
+    taken: dict[str, str] = {}
+    for place, team in enumerate(settings.teams):
+        if any(team.name == other.name for other in settings.teams[:place]):
+            yield Problem(f"teams.{place}.name", team.name, "a name that no other team has")
+        for topic in team.topics:
+            if topic not in settings.topics:
+                yield Problem(f"teams.{place}.topics", topic, f"some of topics: {', '.join(settings.topics)}")
+            elif taken.setdefault(topic, team.name) != team.name:
+                yield Problem(f"teams.{place}.topics", topic, f"a topic of one team: {taken[topic]} has it")
     for group, owner in settings.groups.items():
         if owner.store not in settings.consumers:
             yield Problem(f"groups.{group}.store", owner.store, f"one of consumers: {', '.join(settings.consumers)}")

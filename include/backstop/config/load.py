@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from backstop.config.constraints import Problem, problems
+from backstop.config.file import settings_file
 from backstop.config.foreign import FOREIGN_KINDS
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError
@@ -22,7 +22,7 @@ _KEPT = "Nothing was started, read or changed."
 
 def load(path: Path | str | None = None) -> Settings:
     """The settings of the file at `path`, $BACKSTOP_CONFIG or ./backstop.yaml; ConfigurationError names every problem."""
-    chosen = Path(path or os.environ.get("BACKSTOP_CONFIG") or "backstop.yaml")
+    chosen = settings_file(path)
     try:
         text = chosen.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Who may decide what: people of the whole platform, and rules for single actions and topics."""
+"""Who may decide what: people of the whole platform, rules for single actions and topics, and teams that see their own cases."""
 
 from __future__ import annotations
 
@@ -42,6 +42,18 @@ class DeciderRule(BaseModel):
     actions: tuple[Action, ...] = Field(default=(), description="empty: every action")
     topics: tuple[_Name, ...] = Field(default=(), description="empty: every topic")
     deciders: tuple[Decider, ...] = Field(min_length=1, description="ids, or {id, name}")
+
+
+class Team(BaseModel):
+    """People who see the questions of their topics in a DAG of their own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")] = Field(description="the DAG is decide_case__<name>")
+    topics: tuple[_Name, ...] = Field(min_length=1, description="each is of one team at most")
+    role: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        default=None, description="the role of FAB that may read the DAG and answer there; null: nothing is added"
+    )
 
 
 class PeopleSettings(BaseModel):

@@ -23,7 +23,7 @@ from backstop.config.alerts import NOTIFY, AlertsSettings, ChannelSettings
 from backstop.config.dead_letter_rules import DeadLetterRule
 from backstop.config.durations import Duration, parse
 from backstop.config.foreign import ForeignSettings
-from backstop.config.people import PeopleSettings
+from backstop.config.people import PeopleSettings, Team
 from backstop.config.policy import Policy
 from backstop.errors import ConfigurationError
 
@@ -244,6 +244,7 @@ class Settings(_Frozen):
     heartbeat: HeartbeatSettings | None = None
     metrics: MetricsSettings | None = None
     people: PeopleSettings = PeopleSettings()
+    teams: tuple[Team, ...] = Field(default=(), description="who sees the cases of their topics apart from other teams")
     dead_letters: DeadLetterSettings = DeadLetterSettings()
     prove: ProveSettings | None = None
     retention: RetentionSettings = RetentionSettings()
@@ -315,6 +316,10 @@ class Settings(_Frozen):
         """The smallest max_send_duration of a broker's topics: no send to it may take longer."""
         limits = [self.policy_for(topic).max_send_duration for topic, its in self.topics.items() if its.broker == broker]
         return min(limits, default=self.policy_for().max_send_duration)
+
+    def teams_by_topic(self) -> dict[str, str]:
+        """The name of the team of each topic that has one."""
+        return {topic: team.name for team in self.teams for topic in team.topics}
 
     def connection_refs(self) -> tuple[str, ...]:
         """Every connection that a duty's job may need, each once; heartbeat and metrics stay with those who use them."""

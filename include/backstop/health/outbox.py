@@ -25,7 +25,7 @@ def note_failure(
     goes on failing; after the last of them once a day.
     """
     with conn, conn.cursor() as cursor:
-        if duty in EACH_RUN:
+        if duty.partition("__")[0] in EACH_RUN:  # of each team, too
             return _write(cursor, f"duty/{duty}/failed/{facts.get('run', '')}", "warning", title, body, facts)
         cursor.execute(_SQL["last_success_of"], {"duty": duty})
         first = f"duty/{duty}/failed/{cursor.fetchone()[0]}"
