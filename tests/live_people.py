@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +26,8 @@ SECONDS = 600.0
 A_MOMENT = 5.0
 """What a person takes at least to answer."""
 HOSTILE = "id-1` <img src=x onerror=alert(1)> [a](http://evil.example) {{ 7*7 }}\u202e\n# head"
+SIMPLE = {"olga": "op", "otto": "op", "uwe": "user", "vera": "viewer"}
+"""Users of the simple auth manager, and their roles."""
 Detail = dict[str, Any]
 
 
@@ -87,13 +89,13 @@ class Live:
 
     def details(self, case_id: int) -> list[Detail]:
         """What Airflow shows of the case and nobody answered yet."""
-        found = self.api.request("GET", "/dags/decide_case/dagRuns/~/hitlDetails?response_received=false&limit=100")
+        found = self.api.request("GET", "/dags/~/dagRuns/~/hitlDetails?response_received=false&limit=100")
         return [one for one in found["hitl_details"] if one["subject"].startswith(f"Case {case_id}:")
                 and one["task_instance"]["state"] == "awaiting_input"]  # fmt: skip
 
-    def question(self, case_id: int) -> Detail:
+    def question(self, case_id: int, dag: str = "decide_case") -> Detail:
         def asked() -> bool:
-            ended = [run["dag_run_id"] for run in self.api.dag_runs("decide_case") if run["state"] == "failed"]
+            ended = [run["dag_run_id"] for run in self.api.dag_runs(dag) if run["state"] == "failed"]
             assert not ended, f"failed: {ended}"
             return len(self.details(case_id)) == 1
 
@@ -175,13 +177,52 @@ def form_of(dag: str, run: str, task: str) -> str:
     return f"/dags/{dag}/dagRuns/{quote(run)}/taskInstances/{task}/-1/hitlDetails"
 
 
+def status(api: AirflowApi, method: str, path: str, body: Any = None) -> int:
+    try:
+        api.request(method, path, body)
+    except AirflowUnavailable as refused:
+        assert refused.status is not None, refused
+        return refused.status
+    return 200
+
+
+def task(dag: str, run: str, name: str) -> str:
+    return f"/dags/{dag}/dagRuns/{run}/taskInstances/{name}"
+
+
+def forge(api: AirflowApi, dag: str, run: str, name: str, value: Any) -> int:
+    """Writes the task's result, whether it has one or not."""
+    path, entry = f"{task(dag, run, name)}/xcomEntries", {"key": "return_value", "value": value}
+    written = status(api, "POST", path, entry)
+    return written if written == 200 else status(api, "PATCH", f"{path}/return_value", {"value": value})
+
+
+def long_ago(people: Live, message_id: str, topic: str = "orders") -> None:
+    """A message that was promised five minutes ago and never sent."""
+    people.case("info", message_id, topic=topic, subject=message_id)
+    people.rows(
+        """UPDATE message_stub SET created_at = created_at - interval '5 min', first_seen_at = created_at - interval '5 min',
+               next_check_at = created_at - interval '4 min', attempted_at = attempted_at - interval '5 min',
+               attempt_deadline = attempt_deadline - interval '5 min'
+           WHERE message_id = %s""",
+        message_id, database="producer_a",
+    )  # fmt: skip
+
+
+DUTIES = ("decide_case", "ask_people", "triage", "resend", "replay_incident")
+
+
 @contextmanager
-def live_people(root: Path) -> Iterator[Live]:
-    """At most two questions at a time; every duty is started by the tests alone."""
+def live_people(
+    root: Path, settings: str = "  questions: 2\n", users: Mapping[str, str] = SIMPLE,
+    environment: Mapping[str, str] = {}, before: Callable[[Platform], None] = lambda _: None,
+    after: Callable[[Live], None] = lambda _: None, dags: tuple[str, ...] = DUTIES,
+) -> Iterator[Live]:  # fmt: skip
+    """Every duty is started by the tests alone. `settings`: what follows in backstop.yaml, at first within `people`; `before` and
+    `after` Airflow starts."""
     config = root / "backstop.yaml"
-    config.write_text((PROJECT / "backstop.yaml").read_text() + "  questions: 2\n")
+    config.write_text((PROJECT / "backstop.yaml").read_text() + settings)
     platform = Platform(root, config)
-    duties = ("decide_case", "ask_people", "triage", "resend", "replay_incident")
     try:
         platform.start(airflow=False)
         prepare(load(platform.config), platform.connections())
@@ -189,11 +230,13 @@ def live_people(root: Path) -> Iterator[Live]:
             "BACKSTOP_RETRY_SECONDS": "1", "BACKSTOP_LOOK_AGAIN_SECONDS": "15", "BACKSTOP_ASK_SCHEDULE": "none",
             "BACKSTOP_TRIAGE_SCHEDULE": "none", "BACKSTOP_RESEND_SCHEDULE": "none",
             "BACKSTOP_DOCS_FOLDER": str(root / "docs"), "BACKSTOP_SPARK_FROM": "3",
-        })  # fmt: skip
-        platform.airflow.users |= {"olga": "op", "otto": "op", "uwe": "user", "vera": "viewer"}
+        } | environment)  # fmt: skip
+        platform.airflow.users |= users
+        before(platform)
         platform.airflow.start()
         ready = Live(platform)
-        for name in duties:
+        after(ready)
+        for name in dags:
             ready.api.unpause(name)
         yield ready
     finally:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable
-from live_people import Live, form_of
+from live_people import Live, forge, form_of, long_ago, status, task
 
 pytestmark = pytest.mark.timeout(900)
 BY_OLGA = {"user_id": "olga", "user_name": "olga"}
@@ -16,38 +13,6 @@ BY_OLGA = {"user_id": "olga", "user_name": "olga"}
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_open(people: Live) -> None:
     people.forget_cases()
-
-
-def status(api: AirflowApi, method: str, path: str, body: Any = None) -> int:
-    try:
-        api.request(method, path, body)
-    except AirflowUnavailable as refused:
-        assert refused.status is not None, refused
-        return refused.status
-    return 200
-
-
-def task(dag: str, run: str, name: str) -> str:
-    return f"/dags/{dag}/dagRuns/{run}/taskInstances/{name}"
-
-
-def forge(api: AirflowApi, dag: str, run: str, name: str, value: Any) -> int:
-    """Writes the task's result, whether it has one or not."""
-    path, entry = f"{task(dag, run, name)}/xcomEntries", {"key": "return_value", "value": value}
-    written = status(api, "POST", path, entry)
-    return written if written == 200 else status(api, "PATCH", f"{path}/return_value", {"value": value})
-
-
-def long_ago(people: Live, message_id: str) -> None:
-    """A message that was promised five minutes ago and never sent."""
-    people.case("info", message_id, subject=message_id)
-    people.rows(
-        """UPDATE message_stub SET created_at = created_at - interval '5 min', first_seen_at = created_at - interval '5 min',
-               next_check_at = created_at - interval '4 min', attempted_at = attempted_at - interval '5 min',
-               attempt_deadline = attempt_deadline - interval '5 min'
-           WHERE message_id = %s""",
-        message_id, database="producer_a",
-    )  # fmt: skip
 
 
 def test_an_answer_written_in_anothers_name_is_none(people: Live) -> None:
