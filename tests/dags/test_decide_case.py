@@ -268,7 +268,7 @@ def test_what_was_chosen_and_could_not_be_started_is_no_success_of_ask_people(co
 
 
 def test_a_team_is_asked_in_its_own_dag_and_waits_for_no_other_team(control: Control) -> None:
-    control.set_people("{questions: 1}")
+    control.set_people("{questions: 1, deciders: [olga]}")
     with control.config.open("a") as file:
         file.write("teams: [{name: a, topics: [orders]}, {name: b, topics: [payments]}]\n")
     first, second, third = (control.case(topic=topic) for topic in ("orders", "payments", "refunds"))
