@@ -91,7 +91,7 @@ CASES = """
         AND CASE WHEN topic = ANY(%(of_teams)s) THEN topic = ANY(%(readable)s) ELSE %(others)s END
     ORDER BY array_position(ARRAY['critical', 'warning', 'info'], severity), opened_at, case_id LIMIT %(limit)s"""
 CAUSES = """
-    SELECT cause_id AS cause, category, template, dead_letters AS letters, first_seen_at, last_seen_at, examples
+    SELECT cause_id AS cause, category, shown AS template, dead_letters AS letters, first_seen_at, last_seen_at, examples
     FROM cause WHERE dead_letters > 0 ORDER BY last_seen_at DESC, 1 LIMIT %(limit)s"""
 RUN = """
     SELECT run_id, duty, scope, state, dry_run, no_send, started_at, finished_at, as_of, stage,

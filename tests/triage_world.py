@@ -16,8 +16,8 @@ from letters import INSERT, values
 
 CLASSIFY = """
     WITH c AS (
-        INSERT INTO cause (fingerprint, template, category, first_seen_at, last_seen_at)
-        VALUES (%(fingerprint)s, 'ValueError: <*>', %(category)s, now(), now())
+        INSERT INTO cause (fingerprint, template, shown, category, first_seen_at, last_seen_at)
+        VALUES (%(fingerprint)s, 'ValueError: <*>', 'ValueError: <*>', %(category)s, now(), now())
         ON CONFLICT (fingerprint) DO UPDATE SET last_seen_at = now() RETURNING cause_id
     )
     UPDATE dead_letter SET cause_id = c.cause_id, category = %(category)s,

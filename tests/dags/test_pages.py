@@ -45,8 +45,8 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             )  # fmt: skip
             cursor.execute("INSERT INTO case_note (case_id, written_by, note) VALUES (1, 'olga', %s)", (NASTY,))
             cursor.execute(
-                "INSERT INTO cause (fingerprint, template, category, first_seen_at, last_seen_at, dead_letters)"
-                " VALUES ('f', %s, 'poison', now(), now(), 4)", (NASTY,),
+                "INSERT INTO cause (fingerprint, shown, template, category, first_seen_at, last_seen_at, dead_letters)"
+                " VALUES ('f', %s, 'payment for Greta', 'poison', now(), now(), 4)", (NASTY,),
             )  # fmt: skip
             cursor.execute("INSERT INTO verdict_count VALUES (1, %s, 'billing', 'LOST', 7, 7, 0)", (NASTY,))
             cursor.execute(

@@ -186,6 +186,25 @@ def test_a_sound_system_has_no_breach_and_everything_was_looked_at(world: System
     assert world.rows("control", "SELECT 1 FROM alert") == []
 
 
+@pytest.mark.parametrize(("database", "statement", "subject"), [
+    ("shop_a", "UPDATE message_stub SET content = 'a restore'", "orders/sound"),
+    ("billing_db", "UPDATE consumer_log SET last_error = 'no such customer'", "orders/sound/billing"),
+    ("control", """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, error)
+        VALUES ('shop_a', 'orders', 'sound', 2, 'LOST', 'test', 'superseded', 'quoted')""", "request "),
+])  # fmt: skip
+def test_what_was_erased_and_came_back_is_found_in_every_database(
+    world: System, database: str, statement: str, subject: str
+) -> None:
+    world.rows("shop_a", "UPDATE message_stub SET content = '', headers = '{}', message_key = NULL")
+    world.rows("control", """
+        INSERT INTO erasure (topic, message_id, asked_by, why, done_at) VALUES ('orders', 'sound', 'a', '', now())""")
+    assert audit(world)["breaches"] == 0
+    world.rows(database, statement)
+    audit(world)
+    assert set(found(world)) == {"erased_stays_erased"}
+    assert all(one.startswith(subject) for one in found(world)["erased_stays_erased"])
+
+
 def test_each_invariant_has_its_data_check_with_the_same_sentence_and_a_way_to_break_it() -> None:
     checks = {check.name: check.must_hold for check in checks_of("audit") if check.name != "every_invariant_was_looked_at"}
     assert checks == INVARIANTS

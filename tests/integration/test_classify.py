@@ -361,6 +361,25 @@ def test_the_audit_stops_what_does_not_hold(world: World, tmp_path: Path, check:
     assert check in [one["name"] for one in failed]
 
 
+def test_people_see_a_cause_without_names_and_those_of_an_earlier_version_too(world: World) -> None:
+    letter(world, "a", error="Refused: payment for Greta Thunberg is too large")
+    world.sql("control", """
+        INSERT INTO cause (fingerprint, template, category, first_seen_at, last_seen_at)
+        VALUES ('old', 'IBAN <*> of Max Mustermann blocked', 'poison', now(), now());
+        INSERT INTO case_file (kind, topic, consumer_group, subject, summary, evidence)
+        VALUES ('dead_letters', 'orders', 'billing', 'old', '',
+            '{"template": "IBAN <*> of Max Mustermann blocked", "letters": 3}')""")
+    classify(world)
+    kept = dict(world.sql("control", "SELECT template, shown FROM cause"))
+    assert kept == {
+        "handler failed || Refused: payment for Greta Thunberg is too large":
+            "handler failed || Refused: payment for <*> is too large",
+        "IBAN <*> of Max Mustermann blocked": "IBAN <*> of <*> blocked",
+    }  # fmt: skip
+    assert world.sql("control", "SELECT evidence FROM case_file") == [({"template": "IBAN <*> of <*> blocked", "letters": 3},)]
+    world.sql("control", "DELETE FROM case_file")
+
+
 def test_a_trial_of_other_rules_says_what_would_change_and_writes_nothing(world: World) -> None:
     ids = [letter(world, name, error=f"LedgerClosed: ledger {name}") for name in ("a", "b")]
     letter(world, "c", error=KEY_ERROR)

@@ -47,8 +47,9 @@ def letter(world: World, message_id: str | None, *, content: bytes = b'{"a": 1}'
         world.control("""INSERT INTO run (duty, token, policy_version, code_version)
             VALUES ('triage', gen_random_uuid(), 'p', 'c')""")
         world.control("INSERT INTO drain_batch (run_id, broker, queue, letters) VALUES (1, 'embedded', 'q', 1)")
-        world.control("""INSERT INTO cause (fingerprint, template, category, first_seen_at, last_seen_at)
-            VALUES ('f1', 'ValueError: no customer <n>', 'poison', now(), now()), ('f2', 'timeout', 'transient', now(), now())""")
+        world.control("""INSERT INTO cause (fingerprint, template, shown, category, first_seen_at, last_seen_at)
+            VALUES ('f1', 'a name', 'ValueError: no customer <n>', 'poison', now(), now()),
+                ('f2', 'timeout', 'timeout', 'transient', now(), now())""")
     values: Mapping[str, Any] = {
         "batch_id": 1, "broker": "embedded", "queue": "q", "broker_id": f"id {message_id} {len(columns)} {content[:9]!r}",
         "topic": "orders", "consumer_group": "billing", "message_id": message_id, "headers": b'{"backstop-message-id": "x"}',

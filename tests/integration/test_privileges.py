@@ -181,7 +181,7 @@ def test_a_duty_takes_leases_back_and_changes_nothing_else_of_the_logs(server: P
     with PostgresLeases("billing_db", duty) as leases:
         _, taken = leases.settle(["g"], {}, 10, False, lambda seen: seen)
     assert taken == {("g", "orders", "stuck")}
-    for column in ("consumed_at = now()", "owner_token = NULL", "attempts = 0", "fence = 9", "last_error = ''"):
+    for column in ("consumed_at = now()", "owner_token = NULL", "attempts = 0", "fence = 9", "consumer_group = 'x'"):
         assert refused(duty, f"UPDATE consumer_log SET {column}")
 
 
@@ -218,6 +218,8 @@ def test_a_duty_can_purge_and_erase_and_services_cannot(server: Postgres, logins
         INSERT INTO consumer_log (consumer_group, topic, message_id, state, updated_at, first_received_at)
         VALUES ('g', 'orders', 'm-1', 'FAILED', now() - interval '1 h', now() - interval '1 h')""")
     logs = PostgresLogPurge("billing_db", as_(server, logins, "backstop_duty", "consumer"))
+    run(server.admin_dsn("consumer"), "UPDATE consumer_log SET last_error = 'of anna'")
+    assert logs.erase(KEY, ["g"]) == 1
     assert logs.purge_logs("g", logs.old_logs("g", {"orders": 60}, FIRST_LOG, 5)[0]) == 1
     logs.close()
     assert refused(as_(server, logins, "backstop_app", "producer"), "DELETE FROM message_stub")
@@ -265,6 +267,7 @@ def test_a_duty_writes_every_control_table_and_a_reader_none(server: Postgres, l
     # Again, as an upgrade does: where a reader might read whole tables before.
     run(admin, "GRANT SELECT ON ALL TABLES IN SCHEMA public TO backstop_reader")
     grant(admin, "control")
+    assert refused(reader, "SELECT template FROM cause") and not refused(reader, "SELECT shown FROM cause")
     assert refused(reader, "SELECT content FROM dead_letter") and not refused(reader, "SELECT state FROM dead_letter")
 
 

@@ -36,7 +36,10 @@ def world(kept: System) -> System:
 
 def message(world: System, message_id: str, status: str = "confirmed", letter: str | None = "discarded", **columns: Any) -> Key:
     """A message whose content stands in its stub, a dead letter (and beside it), and an edit."""
-    given = {"content": SECRET, "headers": Json({"customer": "anna"}), "message_key": "anna", **columns}
+    given = {
+        "content": SECRET, "headers": Json({"customer": "anna"}), "message_key": "anna", "ordering_key": "anna's account",
+        **columns,
+    }  # fmt: skip
     key = world.stub(message_id, status=status, **given)
     world.rows("control", """
         INSERT INTO run (duty, token, policy_version, code_version) VALUES ('triage', gen_random_uuid(), '', '');
@@ -53,6 +56,21 @@ def message(world: System, message_id: str, status: str = "confirmed", letter: s
                 CASE WHEN %s = 'discarded' THEN now() END, '{}', 'triage' FROM drain_batch, (VALUES (%s)) AS said (t) GROUP BY t
             """, message_id, message_id, b'{"customer": "anna"}', SECRET, Json({"k": "anna"}), letter, letter, f"bad: {SECRET!r}")
         world.rows("control", "INSERT INTO dead_letter_aside SELECT max(dead_letter_id), %s FROM dead_letter", SECRET)
+        world.rows("control", """
+            INSERT INTO cause (fingerprint, template, shown, category, first_seen_at, last_seen_at, dead_letters)
+            VALUES ('f', 'payment for anna refused', 'payment for <*> refused', 'poison', now(), now(), 1)
+            ON CONFLICT (fingerprint) DO UPDATE SET dead_letters = cause.dead_letters + 1;
+            UPDATE dead_letter SET cause_id = (SELECT cause_id FROM cause), category = 'poison', classified_at = now()
+            WHERE cause_id IS NULL;
+            INSERT INTO case_file (kind, topic, consumer_group, subject, summary, evidence, state, closed_at)
+            VALUES ('dead_letters', 'orders', 'billing', 'f', '', '{"template": "payment for anna refused"}', 'closed', now())""")
+    world.rows("control", """
+        INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, error)
+        VALUES ('shop_a', 'orders', %s, 2, 'LOST', 'test', 'refused', 'too large: anna')""", message_id)
+    world.rows("shop_a", """
+        INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome, error)
+        VALUES ('orders', %s, 1, 'test', now(), 'refused', 'too large: anna')""", message_id)
+    world.log(key, "billing", last_error="no such customer: anna", payload_hash=hashlib.sha256(SECRET).digest())
     return key
 
 
@@ -65,9 +83,9 @@ def ask(world: System, *ids: str, why: str = "asked to be forgotten", who: str =
 
 
 def everything(world: System) -> str:
-    """All that the producers' and the control database hold, as one text."""
+    """All that the databases hold, as one text."""
     found = []
-    for database in ("shop_a", "shop_b", "control"):
+    for database in ("shop_a", "shop_b", "billing_db", "shipping_db", "control"):
         for (table,) in world.rows(database, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"):
             found += world.rows(database, f"SELECT row_to_json(t)::text FROM {table} t")
     return "\n".join(row for (row,) in found)
@@ -80,12 +98,20 @@ def test_of_a_message_that_is_over_only_ids_hash_and_the_asking_are_left(world: 
         assert trace in everything(world)
     (erased,) = ask(world, "m", who="the data officer")
     assert {place: rows for place, rows in erased.places.items() if rows} == {
-        "shard shop_a": 1, "dead_letter": 1, "dead_letter_aside": 1, "message_version": 1,
+        "shard shop_a": 1, "attempts in shop_a": 1, "logs in billing_db": 1, "dead_letter": 1, "dead_letter_aside": 1, "cause": 1,
+        "resend_request": 1, "message_version": 1,
     }  # fmt: skip
     for trace in (SECRET.hex(), SECRET.decode(), "anna", "customer"):
         assert trace not in everything(world), trace
     ((content, erased_hash, now),) = world.rows("shop_a", "SELECT content, erased_hash, status FROM message_stub")
-    assert (bytes(content), bytes(erased_hash), now) == (b"", hashlib.sha256(SECRET).digest(), status)
+    assert (bytes(content), len(erased_hash), now) == (b"", 32, status)
+    assert bytes(erased_hash) != hashlib.sha256(SECRET).digest(), "a short content could be guessed"
+    assert world.rows("billing_db", "SELECT message_id, last_error, payload_hash, state FROM consumer_log") == [
+        ("m", None, None, "CONSUMED"),
+    ]  # fmt: skip
+    assert world.rows("control", "SELECT fingerprint, template, shown, dead_letters FROM cause") == [
+        (f"erased-{cause}", "(erased)", "(erased)", 1) for (cause,) in world.rows("control", "SELECT cause_id FROM cause")
+    ]  # fmt: skip
     ((asked_by, why, done, what),) = world.rows("control", "SELECT asked_by, why, done_at IS NOT NULL, erased FROM erasure")
     assert (asked_by, why, done, what) == ("the data officer", "asked to be forgotten", True, erased.places)
     assert world.rows("control", "SELECT message_id, state, content_bytes, invalid, cause_text, error, tag FROM dead_letter") == [
@@ -93,12 +119,35 @@ def test_of_a_message_that_is_over_only_ids_hash_and_the_asking_are_left(world: 
     ]  # fmt: skip
 
 
-def test_other_messages_keep_their_contents(world: System) -> None:
+def test_other_messages_keep_their_contents_and_the_texts_that_they_share(world: System) -> None:
     message(world, "other")
     message(world, "m")
     ask(world, "m")
     ((content,),) = world.rows("shop_a", "SELECT content FROM message_stub WHERE message_id = 'other'")
     assert bytes(content) == SECRET
+    assert world.rows("control", "SELECT template FROM cause") == [("payment for anna refused",)]
+    assert world.rows("billing_db", "SELECT message_id FROM consumer_log WHERE last_error IS NOT NULL") == [("other",)]
+
+
+def test_an_ordering_key_stays_while_a_message_of_it_is_open(world: System) -> None:
+    message(world, "m")
+    world.stub("later", ordering_key="anna's account", status="pending")
+    (erased,) = ask(world, "m")
+    assert "its ordering key stays" in str(erased)
+    world.rows("shop_a", "UPDATE message_stub SET status = 'confirmed' WHERE message_id = 'later'")
+    (erased,) = ask(world, "m")
+    assert "ordering key" not in str(erased)
+    assert world.rows("shop_a", "SELECT message_id, ordering_key FROM message_stub ORDER BY 1") == [
+        ("later", "anna's account"), ("m", None),
+    ]  # fmt: skip
+
+
+def test_a_cause_whose_text_comes_again_after_an_erasure_is_another_one(world: System) -> None:
+    message(world, "m")
+    ask(world, "m")
+    assert world.rows("control", "SELECT subject, evidence ->> 'template' FROM case_file") == [
+        (fingerprint, "(erased)") for (fingerprint,) in world.rows("control", "SELECT fingerprint FROM cause")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "letter", "columns", "why"), [

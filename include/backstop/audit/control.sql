@@ -133,10 +133,14 @@ GROUP BY q.store
 HAVING count(*) FILTER (WHERE q.first_seen_at >= %(day_from)s) > greatest(
     20, 3 * count(*) FILTER (WHERE q.first_seen_at < %(day_from)s) / 7.0);
 
--- name: erased_stays_erased: what was erased on request has not come back with a later dead letter
+-- name: erased_stays_erased: what was erased on request has not come back with a later dead letter, a restore or an error
 SELECT d.dead_letter_id::text, d.topic, d.message_id, d.consumer_group
 FROM erasure e JOIN dead_letter d ON d.topic = e.topic AND d.message_id = e.message_id
-WHERE e.done_at IS NOT NULL AND d.emptied_at IS NULL;
+WHERE e.done_at IS NOT NULL AND d.emptied_at IS NULL
+UNION ALL
+SELECT 'request ' || r.request_id, r.topic, r.message_id, NULL
+FROM (SELECT DISTINCT topic, message_id FROM erasure WHERE done_at IS NOT NULL) e
+JOIN resend_request r ON r.topic = e.topic AND r.message_id = e.message_id AND r.error IS NOT NULL;
 
 -- name: erasures_end: no erasure is left half done
 SELECT e.topic || '/' || e.message_id, e.topic, e.message_id, NULL::text

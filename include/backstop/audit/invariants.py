@@ -24,7 +24,7 @@ INVARIANTS: dict[str, str] = {
     "counts_add_up": "of every promoted run of the day, what was promoted is what was judged, by verdict and in all",
     "duties_ran": "every watched duty over everything succeeded on the day",
     "broken_rows_do_not_grow": "on no day are there many more new broken rows than in the week before",
-    "erased_stays_erased": "what was erased on request has not come back with a later dead letter",
+    "erased_stays_erased": "what was erased on request has not come back with a later dead letter, a restore or an error",
     "erasures_end": "no erasure is left half done",
     "numbers_within_count": "no message of the day was sent more often than numbers were handed out for it",
     "sends_end": "no send is under way whose time is long over",

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backstop.audit.day import Day, patience
+from backstop.audit.erased import INVARIANT, erased_messages
 from backstop.audit.record import KEPT, Breach, Look
 from backstop.config.connections import Connections
 from backstop.config.constraints import longest_way_back
@@ -41,6 +42,7 @@ def look_at_consumers(settings: Settings, connections: Connections, control: Any
     return [
         *_confirmed(settings, connections, control, day),
         *(_leases(settings, connections, store) for store in settings.consumers),
+        *(_erased(settings, connections, control, group) for group in settings.groups),
         *(_floor(settings, connections, group, day) for group in settings.groups),
     ]
 
@@ -148,6 +150,23 @@ def _leases(settings: Settings, connections: Connections, store: str) -> Look:
     look.rows_read = ended.leases
     if ended.overdue:
         look.breaches, look.more = [Breach(store)], ended.overdue - 1
+    return look
+
+
+def _erased(settings: Settings, connections: Connections, control: Any, group: str) -> Look:
+    """Logs that quote a message which was erased on request: one was restored, or a copy failed afterwards."""
+    look = Look(INVARIANT, f"group {group}")
+    try:
+        with Sources(settings, connections) as sources:
+            for page in erased_messages(control):
+                look.rows_read += len(page)
+                for key, row in sources.logs_of(group).logs(group, page).items():
+                    if row.last_error and len(look.breaches) < KEPT:
+                        look.breaches.append(Breach("/".join((*key, group)), *key, group))
+                    elif row.last_error:
+                        look.more += 1
+    except Unavailable as error:
+        look.missed = error.what
     return look
 
 

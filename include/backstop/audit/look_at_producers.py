@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from backstop.audit.day import Day, patience
+from backstop.audit.erased import INVARIANT, erased_messages
 from backstop.audit.record import KEPT, Breach, Look
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
@@ -33,6 +34,7 @@ def look_at_producers(settings: Settings, connections: Connections, control: Any
                 "sends_end": lambda: _named(stubs.never_ended(day.patient_since, KEPT + 1)),
                 "stubs_are_looked_at": lambda: _named(stubs.never_looked_at(day.patient_since, KEPT + 1)),
                 "exhausted_stub_has_case": lambda: _without_case(control, lambda after: stubs.exhausted(after, PAGE)),
+                INVARIANT: lambda: _not_erased(stubs, control),
                 "overdue_stub_has_case": lambda: _without_case(control, lambda after: stubs.overdue(overdue, after, PAGE)),
             }  # fmt: skip
             looks += [_answered(invariant, f"shard {shard}", ask) for invariant, ask in asked.items()]
@@ -57,6 +59,16 @@ def _numbers(stubs: StubAudit, day: Day) -> Look:
         for key in stubs.numbers_beyond(start, end, KEPT + 1):
             _add(look, key)
         start = end
+    return look
+
+
+def _not_erased(stubs: StubAudit, control: Any) -> Look:
+    """Stubs that a restore brought back with what was erased."""
+    look = Look("")
+    for page in erased_messages(control):
+        look.rows_read += len(page)
+        for key in stubs.not_erased(page):
+            _add(look, key)
     return look
 
 

@@ -46,3 +46,10 @@ SELECT f.subject FROM audit_finding f
 WHERE f.run_id = %(run_id)s AND f.invariant = %(invariant)s
 ORDER BY f.place, f.subject
 LIMIT %(limit)s;
+
+-- name: erased: a page of the messages that were erased on request
+SELECT DISTINCT e.topic, e.message_id
+FROM erasure e
+WHERE e.done_at IS NOT NULL AND (e.topic, e.message_id) > (%(after_topic)s, %(after_id)s)
+ORDER BY e.topic, e.message_id
+LIMIT %(limit)s;

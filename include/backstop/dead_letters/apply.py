@@ -254,7 +254,7 @@ def _open_cases(cur: Any, run: Run, look: Look, decided: Iterable[Decided]) -> d
             cur, kind="dead_letters", topic=topic, group=group, subject=fingerprint, reopens=True,
             severity="critical" if any(REASONS[reason].critical for reason in reasons) else "warning",
             summary=summary_of(topic, group, reasons),
-            evidence={"template": first.template, "rule_category": first.category, "reasons": reasons},
+            evidence={"template": first.shown, "rule_category": first.category, "reasons": reasons},
             members=[
                 (_shard(look, letter), letter.topic, letter.message_id, letter.group or "*")
                 for letter, _ in found if letter.topic is not None and letter.message_id is not None

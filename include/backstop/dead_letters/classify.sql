@@ -105,16 +105,30 @@ ORDER BY cause_id
 FOR UPDATE;
 
 -- name: keep_causes: new ones are made, known ones take the rules' present category
-INSERT INTO cause AS c (fingerprint, template, category, first_seen_at, last_seen_at)
-SELECT w.fingerprint, w.template, w.category, w.first_seen_at, w.last_seen_at
-FROM unnest(%(fingerprints)s::text[], %(templates)s::text[], %(categories)s::text[], %(firsts)s::timestamptz[],
-    %(lasts)s::timestamptz[]) AS w (fingerprint, template, category, first_seen_at, last_seen_at)
+INSERT INTO cause AS c (fingerprint, template, shown, category, first_seen_at, last_seen_at)
+SELECT w.fingerprint, w.template, w.shown, w.category, w.first_seen_at, w.last_seen_at
+FROM unnest(%(fingerprints)s::text[], %(templates)s::text[], %(shown)s::text[], %(categories)s::text[],
+    %(firsts)s::timestamptz[], %(lasts)s::timestamptz[])
+    AS w (fingerprint, template, shown, category, first_seen_at, last_seen_at)
 ORDER BY w.fingerprint
 ON CONFLICT (fingerprint) DO UPDATE SET
-    category = EXCLUDED.category,
+    category = EXCLUDED.category, shown = EXCLUDED.shown,
     first_seen_at = least(c.first_seen_at, EXCLUDED.first_seen_at),
     last_seen_at = greatest(c.last_seen_at, EXCLUDED.last_seen_at)
 RETURNING cause_id, fingerprint, xmax = 0 AS is_new;
+
+-- name: not_shown: causes of an earlier version, of which nothing is shown yet; held
+SELECT c.cause_id, c.template FROM cause c WHERE c.shown IS NULL ORDER BY c.cause_id LIMIT %(limit)s FOR UPDATE;
+
+-- name: show: what is shown of causes, and of the cases about them
+WITH w AS (
+    SELECT * FROM unnest(%(causes)s::bigint[], %(shown)s::text[]) AS w (cause_id, shown)
+), cases AS (
+    UPDATE case_file f SET evidence = f.evidence || jsonb_build_object('template', w.shown)
+    FROM w JOIN cause c USING (cause_id)
+    WHERE f.kind = 'dead_letters' AND f.subject = c.fingerprint AND f.evidence ? 'template'
+)
+UPDATE cause c SET shown = w.shown FROM w WHERE c.cause_id = w.cause_id;
 
 -- name: move: letters to their causes; one that stays what it was only learns by which rules
 UPDATE dead_letter d SET
@@ -152,7 +166,7 @@ ORDER BY d.dead_letter_id
 LIMIT %(limit)s;
 
 -- name: causes: what letters died of, the most open ones first
-SELECT c.cause_id, c.category, c.template, c.fingerprint, c.dead_letters,
+SELECT c.cause_id, c.category, c.shown AS template, c.fingerprint, c.dead_letters,
     coalesce(o.open, 0) AS open, c.first_seen_at, c.last_seen_at, c.examples
 FROM cause c
 LEFT JOIN (

@@ -5,7 +5,7 @@ SELECT clock_timestamp();
 
 -- name: letter_columns: an open letter as a decision sees it, without its content
 SELECT d.dead_letter_id, d.broker, d.queue, d.consumer_group, d.topic, d.message_id, d.cause_text, d.error, d.deliveries,
-    d.died_at, d.drained_at, d.invalid, d.category, c.fingerprint, c.template, d.left_in_case, d.barred,
+    d.died_at, d.drained_at, d.invalid, d.category, c.fingerprint, c.shown, d.left_in_case, d.barred,
     d.classified_at, d.decided_at, d.case_id
 FROM dead_letter d LEFT JOIN cause c USING (cause_id);
 

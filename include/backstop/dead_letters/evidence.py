@@ -40,7 +40,7 @@ class Letter:
     invalid: str | None
     category: str | None
     fingerprint: str | None
-    template: str | None
+    shown: str | None
     left_in_case: int | None
     barred: str | None
     classified_at: datetime | None

@@ -2,7 +2,7 @@
 -- Every filter may be null: any. `states`, `ids`: arrays.
 
 -- name: by_cause: how many of these letters died of what, the most frequent first
-SELECT l.cause_id, l.category, c.template, count(*) AS letters, count(DISTINCT (l.topic, l.consumer_group)) AS places,
+SELECT l.cause_id, l.category, c.shown AS template, count(*) AS letters, count(DISTINCT (l.topic, l.consumer_group)) AS places,
     min(coalesce(l.died_at, l.drained_at)) AS first_at, max(coalesce(l.died_at, l.drained_at)) AS last_at
 FROM dead_letter l LEFT JOIN cause c USING (cause_id)
 WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS NULL OR l.consumer_group = %(group)s)
@@ -10,7 +10,7 @@ WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS N
     AND (%(category)s::text IS NULL OR l.category = %(category)s)
     AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
     AND (%(since)s::timestamptz IS NULL OR coalesce(l.died_at, l.drained_at) >= %(since)s)
-GROUP BY l.cause_id, l.category, c.template
+GROUP BY l.cause_id, l.category, c.shown
 ORDER BY letters DESC, l.cause_id, l.category
 LIMIT %(limit)s;
 
@@ -35,7 +35,7 @@ FROM dead_letter WHERE topic = %(topic)s AND message_id = %(message_id)s ORDER B
 SELECT l.dead_letter_id, l.broker, l.queue, l.broker_id, l.consumer_group, l.topic, l.message_id, l.queue_id, l.queue_offset,
     l.queue_epoch, l.tag, l.partition_key, l.headers, CASE WHEN l.aside THEN a.content ELSE l.content END AS content,
     l.content_bytes, l.aside, l.properties, l.cause_text, l.error, l.deliveries, l.died_at, l.drained_at, l.invalid, l.cause_id,
-    c.template, c.dead_letters AS letters_of_cause, l.category, l.classified_at, l.classified_by, l.state, l.decision, l.reason,
+    c.shown AS template, c.dead_letters AS letters_of_cause, l.category, l.classified_at, l.classified_by, l.state, l.decision, l.reason,
     l.decided_at, l.decided_by, l.look_at, l.shard, l.send_number, r.state AS request_state, l.proof, l.case_id,
     f.state AS case_state, f.summary AS case_summary, l.closed_at, l.batch_id, b.run_id
 FROM dead_letter l

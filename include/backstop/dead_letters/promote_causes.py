@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from backstop.dead_letters.show_template import shown
 from backstop.named_sql import load
 from backstop.records import Counts, LetterState
 from backstop.runs.run import Run, add_counts, hold
 
 _SQL = load("backstop.dead_letters", "classify.sql")
 BATCH = 2_000
+SHOWN_AT_ONCE = 5_000
 EXAMPLES = 5
 """Ids that a cause keeps of its letters."""
 
@@ -49,8 +51,24 @@ def promote_causes(control: Any, run: Run) -> Counts:
         if not rows:
             break
         counts, after = counts + done, rows[-1].letter
+    _show_older(control, run)
     add_counts(control, run, counts)
     return counts
+
+
+def _show_older(control: Any, run: Run) -> None:
+    """What is shown of causes that an earlier version wrote."""
+    more = True
+    while more:
+        with control, control.cursor() as cursor:
+            hold(cursor, run)
+            cursor.execute(_SQL["not_shown"], {"limit": SHOWN_AT_ONCE})
+            found = cursor.fetchall()
+            if found:
+                cursor.execute(_SQL["show"], {
+                    "causes": [cause for cause, _ in found], "shown": [shown(template) for _, template in found],
+                })  # fmt: skip
+        more = len(found) == SHOWN_AT_ONCE
 
 
 def _promote(cursor: Any, rows: Sequence[_Row]) -> Counts:
@@ -92,6 +110,7 @@ def _keep_causes(cursor: Any, rows: Sequence[_Row]) -> list[tuple[int, str, bool
     })  # fmt: skip
     cursor.execute(_SQL["keep_causes"], {
         "fingerprints": names, "templates": [by_name[name][0].template for name in names],
+        "shown": [shown(by_name[name][0].template) for name in names],
         "categories": [by_name[name][0].rule_category for name in names],
         "firsts": [min(row.seen_at for row in by_name[name]) for name in names],
         "lasts": [max(row.seen_at for row in by_name[name]) for name in names],

@@ -10,6 +10,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters.classify import PAGE, Logs, Unclassified, judge
 from backstop.dead_letters.rules import Rules
+from backstop.dead_letters.show_template import shown
 from backstop.named_sql import load
 
 _SQL = load("backstop.dead_letters", "classify.sql")
@@ -68,7 +69,7 @@ def try_rules(
                     same += 1
                 else:
                     change = changes.setdefault(
-                        (before, found.category), Change(before, str(found.category), 0, [], found.template)
+                        (before, found.category), Change(before, str(found.category), 0, [], shown(found.template))
                     )
                     change.letters += 1
                     if len(change.examples) < EXAMPLES:

@@ -28,6 +28,12 @@ def labels() -> frozenset[str]:
 
 
 @cache
+def technical() -> frozenset[str]:
+    """Abbreviations and products that are written with capitals and name nobody."""
+    return _read("technical.txt")
+
+
+@cache
 def _words() -> frozenset[str]:
     return _read("words.txt")
 
@@ -42,7 +48,7 @@ def may_be_name(word: str) -> bool:
     """It has letters, and a part that no list knows. Types of errors and codes in capitals are never names."""
     if not _LETTERS.search(word) or _KIND.search(word) or _CODE.fullmatch(word):
         return False
-    return not all(_is_known(part.lower()) for part in _PART.findall(word))
+    return not all(is_known(part.lower()) for part in parts_of_word(word))
 
 
 def is_kind(word: str) -> bool:
@@ -50,7 +56,13 @@ def is_kind(word: str) -> bool:
     return _KIND.search(word) is not None
 
 
-def _is_known(word: str) -> bool:
+def parts_of_word(word: str) -> list[str]:
+    """DataNode: Data, Node."""
+    return _PART.findall(word)
+
+
+def is_known(word: str) -> bool:
+    """A word in lower case that a list has, or that has an ending of English verbs and adjectives."""
     words = _words()
     return (
         len(word) < 2

@@ -1,6 +1,7 @@
 """Erases the contents of named messages on request: in their stubs, their dead letters and their edits; ids and hashes stay.
 
-    control: who asks, and why | each shard: the stub, if it is over | control: letters, edits, done
+    control: who asks, and why | each shard: the stub, if it is over | each consumer database: its logs
+    | control: dead letters, causes that are theirs alone, edits, done
 
 Cut short anywhere, it is asked for again and does the rest. A message that may still be sent is not erased: what would be sent
 of it? Nor one whose dead letter waits, which may hold the only copy.
@@ -20,16 +21,21 @@ from backstop.errors import ConfigurationError, DecisionRefused
 from backstop.named_sql import load
 from backstop.records import Counts, Key, StubStatus
 from backstop.runs.decision_log import append
-from backstop.stores.open import open_stub_purge
-from backstop.stores.purge import StubPurge
+from backstop.stores.open import open_log_purge, open_stub_purge
+from backstop.stores.purge import LogPurge, StubPurge
 
 _SQL = load("backstop.retention", "erase.sql")
 OVER = (StubStatus.CONFIRMED, StubStatus.VOIDED, StubStatus.NO_TAKER)
+_PLACES = (
+    "dead_letter", "dead_letter_aside", "cause", "resend_request", "message_version", "proposal", "case_question",
+)  # fmt: skip
+"""In the control database, in this order."""
 NOT_REACHED = (
     "the broker, until its retention drops the message, and its dead-letter queue",
-    "what programs wrote in their own words: last_error of consumer logs, errors of attempts, requests and cases",
-    "templates of causes and the evidence of cases, which come from the texts of many dead letters",
-    "the message's id and, in its stub, its ordering key, tag and the fingerprint of its content",
+    "templates of causes that other messages' dead letters have, too, and the cases about them: their texts say the same",
+    "summaries and notes of cases, and cases about its ordering key, until retention takes them",
+    "the message's id and, in its stub, its tag; its ordering key while another message of it is open; the fingerprint of its"
+    " content in a log whose work is not done",
     "Airflow's database: a content that was typed into a form to edit a message, until the task that asked received it",
     "exports, backups, alerts that were sent, and the consumers' own tables",
 )
@@ -44,9 +50,13 @@ class Erased:
     message_id: str
     places: dict[str, int]
 
+    keeps_ordering_key: bool = False
+    """In its stub: another message of the key is open, and its place is decided by it."""
+
     def __str__(self) -> str:
         found = ", ".join(f"{number} in {place}" for place, number in self.places.items() if number)
-        return f"{self.message_id}: {found or 'nothing is stored of it'}"
+        later = "; its ordering key stays while a message of it is open: erase it again afterwards"
+        return f"{self.message_id}: {found or 'nothing is stored of it'}{later if self.keeps_ordering_key else ''}"
 
 
 def erase(
@@ -55,7 +65,7 @@ def erase(
     """All of the ids or, where one may not be erased, none of them.
 
     Raises ConfigurationError without a reason or for an unknown topic, DecisionRefused for a message that is not over, and
-    StoreUnavailable when a shard does not answer: the message might be there.
+    StoreUnavailable when a database does not answer: the message might be there.
     """
     if topic not in settings.topics:
         raise _wrong(f"There is no topic {topic!r}.", f"Name one of: {', '.join(settings.topics)}.")
@@ -66,27 +76,42 @@ def erase(
         shards = {
             name: stack.enter_context(closing(open_stub_purge(settings, connections, name))) for name in settings.producers
         }
+        logs = {
+            name: stack.enter_context(closing(open_log_purge(settings, connections, name))) for name in settings.consumers
+        }
+        groups = {name: [group for group, its in settings.groups.items() if its.store == name] for name in settings.consumers}
         for key in keys:
             _require_over(control, shards, key)
-        return [_erase(control, shards, key, who, why) for key in keys]
+        return [_erase(control, shards, [(name, logs[name], groups[name]) for name in logs], key, who, why) for key in keys]
 
 
-def _erase(control: Any, shards: dict[str, StubPurge], key: Key, who: str, why: str) -> Erased:
+def _erase(
+    control: Any, shards: dict[str, StubPurge], logs: Sequence[tuple[str, LogPurge, list[str]]], key: Key, who: str, why: str
+) -> Erased:
     where = {"topic": key.topic, "message_id": key.message_id}
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["begin"], {**where, "who": who, "why": why})
-    places = Counts({f"shard {name}": int(shard.erase(key)) for name, shard in shards.items()})
+    places, keeps = Counts(), False
+    for name, shard in shards.items():
+        stub = shard.erase(key)
+        places[f"shard {name}"] = int(stub is not None)
+        if stub is not None:
+            keeps = keeps or stub.keeps_ordering_key
+            places[f"attempts in {name}"] = stub.attempts
     for name, shard in shards.items():
         # It was over when it was asked about; somebody may have brought it back meanwhile (a restore).
         if not places[f"shard {name}"] and shard.standing(key) is not None:
             raise _refused(key, "it is not over any more")
+    for name, store, its_groups in logs:
+        places[f"logs in {name}"] = store.erase(key, its_groups)
     with control, control.cursor() as cursor:
-        for place in ("dead_letter", "dead_letter_aside", "message_version", "proposal", "case_question"):
+        cursor.execute(_SQL["hold_causes"], where)
+        for place in _PLACES:
             cursor.execute(_SQL[place], where)
             places[place] = cursor.rowcount
         cursor.execute(_SQL["done"], {**where, "erased": json.dumps(places)})
         append(cursor, who, "erase", f"{key.message_id} of {key.topic}", why, places)
-    return Erased(key.topic, key.message_id, dict(places))
+    return Erased(key.topic, key.message_id, dict(places), keeps)
 
 
 def _require_over(control: Any, shards: dict[str, StubPurge], key: Key) -> None:

@@ -11,7 +11,7 @@ WHERE d.topic = %(topic)s AND d.message_id = %(message_id)s AND d.state IN ('ope
 -- That it broke the contract stays.
 UPDATE dead_letter d SET
     content = NULL, headers = '{}', properties = '{}', partition_key = NULL, tag = NULL, aside = false,
-    cause_text = '', error = '', invalid = CASE WHEN d.invalid IS NOT NULL THEN 'erased' END,
+    cause_text = '', error = '', proof = d.proof - 'payload_hash', invalid = CASE WHEN d.invalid IS NOT NULL THEN 'erased' END,
     emptied_at = coalesce(d.emptied_at, clock_timestamp())
 WHERE d.topic = %(topic)s AND d.message_id = %(message_id)s AND d.state IN ('replayed', 'discarded');
 
@@ -19,6 +19,35 @@ WHERE d.topic = %(topic)s AND d.message_id = %(message_id)s AND d.state IN ('rep
 DELETE FROM dead_letter_aside a USING dead_letter d
 WHERE d.dead_letter_id = a.dead_letter_id AND d.topic = %(topic)s AND d.message_id = %(message_id)s
     AND d.state IN ('replayed', 'discarded');
+
+-- name: hold_causes: what its dead letters died of, so that no letter of another message joins meanwhile
+SELECT c.cause_id FROM cause c
+WHERE c.cause_id IN (SELECT d.cause_id FROM dead_letter d WHERE d.topic = %(topic)s AND d.message_id = %(message_id)s)
+ORDER BY c.cause_id
+FOR UPDATE;
+
+-- name: cause: ... is emptied where no other message's letter has it, with what closed cases show of it
+-- A text that comes again gets a cause of its own: the name of the one before could be guessed from the text, too.
+WITH alone AS (
+    SELECT c.cause_id, c.fingerprint FROM cause c
+    WHERE c.fingerprint <> 'erased-' || c.cause_id
+        AND c.cause_id IN (SELECT d.cause_id FROM dead_letter d WHERE d.topic = %(topic)s AND d.message_id = %(message_id)s)
+        AND NOT EXISTS (
+            SELECT FROM dead_letter o
+            WHERE o.cause_id = c.cause_id AND (o.topic, o.message_id) IS DISTINCT FROM (%(topic)s::text, %(message_id)s::text))
+), cases AS (
+    UPDATE case_file f SET
+        evidence = f.evidence || '{"template": "(erased)"}',
+        subject = CASE WHEN f.state = 'open' THEN f.subject ELSE 'erased-' || a.cause_id END
+    FROM alone a
+    WHERE f.kind = 'dead_letters' AND f.subject = a.fingerprint
+)
+UPDATE cause c SET fingerprint = 'erased-' || c.cause_id, template = '(erased)', shown = '(erased)'
+FROM alone a WHERE c.cause_id = a.cause_id;
+
+-- name: resend_request: what went wrong with its requests, in the words of brokers and databases
+UPDATE resend_request r SET error = NULL
+WHERE r.topic = %(topic)s AND r.message_id = %(message_id)s AND r.error IS NOT NULL;
 
 -- name: message_version: empties what people edited of it
 UPDATE message_version v SET content = '', emptied_at = coalesce(v.emptied_at, clock_timestamp())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -36,6 +36,10 @@ class StubAudit(Protocol):
         self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
     ) -> list[tuple[Key, str]]:
         """A page of a topic's stubs that were confirmed in [start, end), by when (as the database writes it) and id."""
+        ...
+
+    def not_erased(self, keys: Sequence[Key]) -> list[Key]:
+        """Which of these messages, which were erased on request, still have a content, a key or an error of an attempt."""
         ...
 
     def close(self) -> None: ...

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from backstop.named_sql import load
 from backstop.records import Key
-from backstop.stores.postgresql_connection import PostgresConnection
+from backstop.stores.postgresql_connection import PostgresConnection, columns
 
 _SQL = load("backstop.stores", "postgresql_audit.sql")
 
@@ -43,6 +43,9 @@ class PostgresStubAudit:
         values = {"topic": topic, "start": start, "end": end, "after_moved": after[0], "after_id": after[1], "limit": limit}
         found = self._connection.rows(_SQL["confirmed_between"], values)
         return [(Key(found_topic, message_id), moved) for found_topic, message_id, moved in found]
+
+    def not_erased(self, keys: Sequence[Key]) -> list[Key]:
+        return self._keys("not_erased", **columns(keys, ("topics", "message_ids")))
 
     def close(self) -> None:
         self._connection.close()

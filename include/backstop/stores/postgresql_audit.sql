@@ -46,3 +46,11 @@ WHERE s.topic = %(topic)s::text AND s.status IN ('confirmed', 'voided', 'no_take
     AND (s.updated_at, s.message_id) > (%(after_moved)s::timestamptz, %(after_id)s::text)
 ORDER BY s.updated_at, s.message_id
 LIMIT %(limit)s;
+
+-- name: not_erased: of messages that were erased on request, those of which something is here
+SELECT s.topic, s.message_id
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s
+WHERE s.content <> '' OR s.message_key IS NOT NULL OR EXISTS (
+    SELECT FROM send_attempt a WHERE a.topic = s.topic AND a.message_id = s.message_id AND a.error IS NOT NULL);

@@ -36,10 +36,11 @@ PRODUCER = Needs(
             "queue_epoch", "broker_message_id", "first_seen_at", "judged_at", "attempted_at", "sent_at", "attempt_token",
             "attempt_deadline", "attempt_groups", "attempt_requested_by", "updated_at",
             "first_broker", "first_queue_id", "first_queue_offset", "first_queue_epoch", "first_groups",
-            "content", "content_version", "headers", "message_key", "erased_hash",
+            "content", "content_version", "headers", "message_key", "ordering_key", "erased_hash",
         ),
         *_tables(["message_stub"], "DELETE"),
         *_tables(["send_attempt"], "SELECT", "INSERT"),
+        ("send_attempt", "error", "UPDATE"),
     ),
     service_role="backstop_app",
     service=(
@@ -54,7 +55,10 @@ CONSUMER = Needs(
     "consumer",
     duty=(
         *_tables(["consumer_log", "consumer_log_floor"], "SELECT"),
-        *(("consumer_log", column, "UPDATE") for column in ("state", "updated_at", "lease_expires_at")),
+        *(
+            ("consumer_log", column, "UPDATE")
+            for column in ("state", "updated_at", "lease_expires_at", "last_error", "payload_hash")
+        ),
         *_tables(["consumer_log"], "DELETE"),
         *_tables(["consumer_log_floor"], "INSERT", "UPDATE"),
     ),

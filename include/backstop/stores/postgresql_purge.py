@@ -10,7 +10,7 @@ from psycopg2.extensions import cursor as Cursor
 from backstop.named_sql import load
 from backstop.records import Key
 from backstop.stores.postgresql_connection import PostgresConnection, columns, storable
-from backstop.stores.purge import LogPlace, OldLog, OldStub
+from backstop.stores.purge import ErasedStub, LogPlace, OldLog, OldStub
 
 _SQL = load("backstop.stores", "postgresql_purge.sql")
 
@@ -50,6 +50,11 @@ class PostgresLogPurge:
 
         return self._connection.run(work)
 
+    def erase(self, key: Key, groups: Sequence[str]) -> int:
+        if not (storable(key.topic) and storable(key.message_id)):
+            return 0  # a key that the database cannot hold has no row
+        return int(self._connection.rows(_SQL["erase_log"], {**key._asdict(), "groups": list(groups)})[0][0])
+
     def close(self) -> None:
         self._connection.close()
 
@@ -87,8 +92,9 @@ class PostgresStubPurge:
         found: list[tuple[Any, ...]] = self._connection.rows(_SQL["standing"], key._asdict())
         return (str(found[0][0]), bool(found[0][1])) if found else None
 
-    def erase(self, key: Key) -> bool:
-        return bool(self._connection.rows(_SQL["erase"], key._asdict()))
+    def erase(self, key: Key) -> ErasedStub | None:
+        found = self._connection.rows(_SQL["erase"], key._asdict())
+        return ErasedStub(*found[0]) if found else None
 
     def close(self) -> None:
         self._connection.close()

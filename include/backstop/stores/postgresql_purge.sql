@@ -70,11 +70,35 @@ WITH held AS MATERIALIZED (
 SELECT count(*) FROM gone;
 
 -- name: erase: empties a message that is over, once; updated_at stays, so that it goes when it would have gone
-UPDATE message_stub m SET
-    content = '', headers = '{}', message_key = NULL, erased_hash = coalesce(m.erased_hash, sha256(m.content))
-WHERE m.topic = %(topic)s::text AND m.message_id = %(message_id)s::text
-    AND m.status IN ('confirmed', 'voided', 'no_taker') AND m.attempt_token IS NULL
-RETURNING m.status;
+-- The ordering key stays while a message of it is open: its place among the others is decided by it. The fingerprint has a salt
+-- that nobody keeps: that of a short content could be guessed.
+WITH erased AS (
+    UPDATE message_stub m SET
+        content = '', headers = '{}', message_key = NULL,
+        erased_hash = coalesce(m.erased_hash, sha256(uuid_send(gen_random_uuid()) || m.content)),
+        ordering_key = CASE WHEN EXISTS (
+            SELECT FROM message_stub o
+            WHERE o.topic = m.topic AND o.ordering_key = m.ordering_key AND o.status IN ('pending', 'exhausted'))
+            THEN m.ordering_key END
+    WHERE m.topic = %(topic)s::text AND m.message_id = %(message_id)s::text
+        AND m.status IN ('confirmed', 'voided', 'no_taker') AND m.attempt_token IS NULL
+    RETURNING m.topic, m.message_id, m.ordering_key
+), attempts AS (
+    UPDATE send_attempt a SET error = NULL FROM erased e
+    WHERE a.topic = e.topic AND a.message_id = e.message_id AND a.error IS NOT NULL RETURNING 1
+)
+SELECT e.ordering_key IS NOT NULL, (SELECT count(*) FROM attempts) FROM erased e;
+
+-- name: erase_log: what handlers said of a message, and where the work is done the fingerprint of its content
+-- Whoever gets the message again must still be told apart from another content while it is not done.
+WITH erased AS (
+    UPDATE consumer_log l SET
+        last_error = NULL, payload_hash = CASE WHEN l.state = 'CONSUMED' THEN NULL ELSE l.payload_hash END
+    WHERE l.consumer_group = ANY (%(groups)s::text[]) AND l.topic = %(topic)s::text AND l.message_id = %(message_id)s::text
+        AND (l.last_error IS NOT NULL OR l.state = 'CONSUMED' AND l.payload_hash IS NOT NULL)
+    RETURNING 1
+)
+SELECT count(*) FROM erased;
 
 -- name: standing: a message's status, and whether a send of it is under way
 SELECT m.status, m.attempt_token IS NOT NULL FROM message_stub m

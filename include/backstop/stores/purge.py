@@ -40,6 +40,15 @@ class LogPlace(NamedTuple):
 FIRST_LOG = LogPlace("-infinity", "", "")
 
 
+class ErasedStub(NamedTuple):
+    """What an erasure left and found."""
+
+    keeps_ordering_key: bool
+    """A message of the same ordering key is open."""
+    attempts: int
+    """Attempts whose error was emptied."""
+
+
 class LogPurge(Protocol):
     """The logs of one consumer database, as retention sees them."""
 
@@ -53,6 +62,11 @@ class LogPurge(Protocol):
     def purge_logs(self, group: str, logs: Sequence[OldLog]) -> int:
         """Raises the group's floor to the newest of the logs that are still as seen and in nobody's hands, then deletes them,
         in one transaction: whoever misses a log and reads the floor afterwards reads the raised one. Returns how many."""
+        ...
+
+    def erase(self, key: Key, groups: Sequence[str]) -> int:
+        """Empties what handlers said of a message, and the fingerprint of its content where its work is done; returns of how
+        many logs."""
         ...
 
     def close(self) -> None: ...
@@ -76,9 +90,9 @@ class StubPurge(Protocol):
         """A message's status and whether a send of it is under way; null when there is no such stub."""
         ...
 
-    def erase(self, key: Key) -> bool:
-        """Empties content, headers and key of a message that is over, and keeps the SHA-256 of its content. False: it is not
-        here, is pending or exhausted, or a send of it is under way; nothing was changed."""
+    def erase(self, key: Key) -> ErasedStub | None:
+        """Empties content, headers, keys and the errors of attempts of a message that is over. Null: it is not here, is pending
+        or exhausted, or a send of it is under way; nothing was changed."""
         ...
 
     def close(self) -> None: ...

@@ -140,7 +140,7 @@ FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'broken_rows_do_not_grow';
 
--- name: erased_stays_erased: what was erased on request has not come back with a later dead letter
+-- name: erased_stays_erased: what was erased on request has not come back with a later dead letter, a restore or an error
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)

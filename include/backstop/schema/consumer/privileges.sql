@@ -25,6 +25,8 @@ GRANT SELECT, INSERT, UPDATE ON consumer_log TO backstop_consumer;
 -- backstop_duty: Backstop's duties: they read, and the sweep takes back leases that ended.
 GRANT SELECT ON consumer_log, consumer_log_floor, backstop_consumer_version TO backstop_duty;
 GRANT UPDATE (state, updated_at, lease_expires_at) ON consumer_log TO backstop_duty;
+-- An erasure empties what handlers said of one message, and the fingerprint of its content.
+GRANT UPDATE (last_error, payload_hash) ON consumer_log TO backstop_duty;
 -- Retention takes away what is over, and says first up to when.
 GRANT DELETE ON consumer_log TO backstop_duty;
 GRANT INSERT, UPDATE ON consumer_log_floor TO backstop_duty;

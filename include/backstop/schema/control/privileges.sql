@@ -89,7 +89,7 @@ BEGIN
             AND (t.relname, a.attname) NOT IN (
                 ('dead_letter', 'content'), ('dead_letter', 'headers'), ('dead_letter', 'properties'), ('dead_letter', 'cause_text'),
                 ('dead_letter', 'error'), ('dead_letter_aside', 'content'), ('message_version', 'content'), ('proposal', 'content'),
-                ('case_question', 'given'), ('incident', 'given'))
+                ('case_question', 'given'), ('incident', 'given'), ('cause', 'template'), ('staged_letter', 'template'))
         GROUP BY t.relname
     LOOP
         EXECUTE format('REVOKE SELECT ON %I FROM backstop_reader', readable.relname);

@@ -35,7 +35,8 @@ GRANT UPDATE (status, send_count, refusals, max_sends, next_check_at, broker, qu
 GRANT INSERT ON send_attempt TO backstop_duty;
 -- Retention takes away what is over (its attempts go with it); an erasure empties one message on request.
 GRANT DELETE ON message_stub TO backstop_duty;
-GRANT UPDATE (content, headers, message_key, erased_hash) ON message_stub TO backstop_duty;
+GRANT UPDATE (content, headers, message_key, ordering_key, erased_hash) ON message_stub TO backstop_duty;
+GRANT UPDATE (error) ON send_attempt TO backstop_duty;
 
 -- backstop_person: people who decide by command line: they withdraw a message, allow more sends, or edit a content, after what an
 -- attempt left was recovered.
