@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
@@ -11,12 +12,15 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.config.transport import open_to_others
 from backstop.errors import ConfigurationError, StoreUnavailable
+from backstop.stores.own_session import REFUSED_BY_POOLER, WHAT_TO_DO, WHY, shares_sessions
 from backstop.stores.postgresql_connection import AFTER_REFUSAL, bound_instants, read_url, refusal
 
 STATEMENT_LIMIT = timedelta(minutes=10)
 """Longer than promoting the largest run takes; a statement beyond it hangs."""
 LOCK_LIMIT = timedelta(seconds=30)
 """Locks are held for one small transaction; a longer wait means that its holder hangs."""
+DROPPED = "a connection pooler drops what Backstop sets for its sessions"
+TO_THE_SERVER = "Name the server of the control database itself: Backstop sets limits and safeguards for each of its sessions."
 
 
 def connect(settings: Settings, connections: Connections, *, connect_timeout: int = 10) -> Connection:
@@ -27,10 +31,12 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
     if settings.require_tls:
         _require_tls(settings, connections)
     url = connections.url(settings.control)
+    next_step = "Restart it, or correct the connection; the next run continues where this one stopped."
     try:
         if read_url(url) is None:
             raise psycopg2.ProgrammingError  # not even tried: the server's error would repeat parts of the password
-        connection: Connection = psycopg2.connect(
+        again = partial(
+            psycopg2.connect,
             url,
             application_name="backstop",
             client_encoding="UTF8",
@@ -45,8 +51,16 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
                 f" -c lock_timeout={int(LOCK_LIMIT.total_seconds() * 1000)}"
             ),
         )
-        bound_instants(connection)
-        return connection
+        connection: Connection = again()
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW row_security")
+            kept = cursor.fetchone() == ("off",)  # a pooler may drop what it does not know
+        shared = shares_sessions(connection, again)
+        if kept and not shared:
+            bound_instants(connection)
+            return connection
+        connection.close()
+        why, next_step = (WHY, WHAT_TO_DO) if shared else (DROPPED, TO_THE_SERVER)
     except psycopg2.ProgrammingError:
         why = "its connection is not a URL that PostgreSQL understands"  # the driver's own text repeats the URL
     except psycopg2.OperationalError as error:
@@ -57,10 +71,12 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
             kept="Nothing was decided or sent; stubs and logs are untouched in their own databases.",
             next_step=AFTER_REFUSAL,
         )
+    if REFUSED_BY_POOLER in why:
+        next_step = TO_THE_SERVER
     raise StoreUnavailable(
         f"The control database ({settings.control}) did not answer: {why}.",
         kept="Nothing was decided or sent; stubs and logs are untouched in their own databases.",
-        next_step="Restart it, or correct the connection; the next run continues where this one stopped.",
+        next_step=next_step,
     )
 
 

@@ -20,6 +20,7 @@ from backstop.errors import StoreUnavailable
 from backstop.schema.build_indexes import build_indexes, without_indexes_there
 from backstop.schema.change_tables import change_tables, without_changes_there
 from backstop.schema.revisions import head, revisions, version_table
+from backstop.stores.own_session import WHAT_TO_DO, WHY, shares_sessions
 from backstop.stores.postgresql_connection import NOT_A_URL, read_url
 
 __all__ = ["as_sql", "current", "grant", "grants_sql", "head", "migrate"]
@@ -140,9 +141,16 @@ def _connected(url: str, role: str) -> Iterator[Connection]:
     if parameters is None:
         raise _unavailable(role, NOT_A_URL)
     fixed = {"connect_timeout": "10", "application_name": "backstop", "target_session_attrs": "primary"}
+
+    def connect() -> Connection:
+        made: Connection = psycopg2.connect(**{**parameters, **fixed})  # type: ignore[call-overload]
+        return made
+
     connection: Connection | None = None
     try:
-        connection = psycopg2.connect(**{**parameters, **fixed})  # type: ignore[call-overload]
+        connection = connect()
+        if shares_sessions(connection, connect):
+            raise _unavailable(role, f"{WHY} ({WHAT_TO_DO[:-1]})")
         yield connection
     except psycopg2.Error as error:
         lines = str(error).strip().splitlines()

@@ -8,9 +8,7 @@ its silence either.
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +28,7 @@ from backstop.array_literal import array_literal
 from backstop.errors import StoreUnavailable
 from backstop.mask_secrets import mask_secrets
 from backstop.records import Key
+from backstop.stores.own_session import WHAT_TO_DO, WHY, cut_line, shares_sessions
 from backstop.stores.protocol import EARLIEST, LATEST
 
 T = TypeVar("T")
@@ -247,7 +246,7 @@ class PostgresConnection:
         """The open connection; its line is cut when server and network are silent beyond every limit of
         theirs."""
         connection = self._open()
-        cut = threading.Timer(self._statement_seconds + self._grace, _cut_line, [connection])
+        cut = threading.Timer(self._statement_seconds + self._grace, cut_line, [connection])
         cut.daemon = True
         cut.start()
         try:
@@ -264,7 +263,15 @@ class PostgresConnection:
         # Ids are any Unicode, whatever the database is encoded in; the server converts.
         parameters["client_encoding"] = "UTF8"
         parameters["connect_timeout"] = str(self._connect_seconds)
-        connection: Connection = psycopg2.connect(**parameters)  # type: ignore[call-overload]
+
+        def connect() -> Connection:
+            made: Connection = psycopg2.connect(**parameters)  # type: ignore[call-overload]
+            return made
+
+        connection = connect()
+        if shares_sessions(connection, connect):
+            connection.close()
+            raise self._unavailable(WHY, next_step=WHAT_TO_DO)
         self._connection = connection
         bound_instants(connection)
         limit = str(round(self._statement_seconds * 1000))
@@ -281,7 +288,7 @@ class PostgresConnection:
         except psycopg2.Error:
             self.close()  # the server drops the transaction with the connection
 
-    def _unavailable(self, why: str, *, refused: bool = False) -> StoreUnavailable:
+    def _unavailable(self, why: str, *, refused: bool = False, next_step: str = "") -> StoreUnavailable:
         why = mask_secrets(why, [(read_url(self._url) or {}).get("password") or ""])
         if reason := refusal(why):
             return StoreUnavailable(
@@ -289,14 +296,12 @@ class PostgresConnection:
                 kept="Nothing was decided without it; what it had committed is there.",
                 next_step=AFTER_REFUSAL,
             )
-        if refused:
-            next_step = "Run `backstop migrate` and `backstop check` for it; the next run looks again."
-        else:
-            next_step = "Restart it, or correct its connection; the next run continues where this one stopped."
+        migrate = "Run `backstop migrate` and `backstop check` for it; the next run looks again."
+        silence = "Restart it, or correct its connection; the next run continues where this one stopped."
         return StoreUnavailable(
             f"The database of {self.subject} did not answer: {why.rstrip('.')}.",
             kept="Nothing was decided from its silence; what it had committed is there.",
-            next_step=next_step,
+            next_step=next_step or (migrate if refused else silence),
         )
 
 
@@ -434,14 +439,6 @@ def columns(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, st
     """Rows as one array a column, for `unnest`; every name gets an array, also without rows."""
     turned = zip(*rows, strict=True) if rows else [()] * len(names)
     return {name: array_literal(column) for name, column in zip(names, turned, strict=True)}
-
-
-def _cut_line(connection: Connection) -> None:
-    try:
-        with socket.socket(fileno=os.dup(connection.fileno())) as line:
-            line.shutdown(socket.SHUT_RDWR)
-    except (OSError, psycopg2.InterfaceError):
-        return  # closed meanwhile: there is no line left to cut
 
 
 def _first_line(error: BaseException) -> str:
