@@ -10,10 +10,10 @@ import psycopg2
 import pytest
 
 from backstop.errors import StoreUnavailable
-from backstop.local.postgres import Postgres
 from backstop.runs.control import connect
 from backstop.schema.migrate import migrate
 from backstop.stores.postgresql_connection import PostgresConnection, read_url
+from backstop_lab.servers.postgres import Postgres
 from pooler import Pooler
 
 ASKED = "SELECT current_setting('row_security'), current_setting('statement_timeout')"
