@@ -7,12 +7,16 @@ DAG file, and its `durable` mode turns a cleared task green without running it a
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
+import stat
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +50,8 @@ class SparkDutyOperator(BaseOperator):
     """Runs spark_jobs/<duty>.py for an opened run, in client mode, on the master of `conn_id`.
 
     The command line carries the run's id and its fencing token only. Connections go by a file of mode 0600 in
-    a private folder, which is removed whatever happens.
+    a private folder, in memory where the machine has such a place. The driver removes the file when it has read it; what a
+    killed task left is removed by the next one.
     """
 
     template_fields: Sequence[str] = ("opened",)
@@ -72,20 +77,26 @@ class SparkDutyOperator(BaseOperator):
         if self.here is not None and int(self.opened["due"]) < spark_from():
             self._do_here(context)
             return
-        private = Path(tempfile.mkdtemp(prefix="backstop-"))  # mode 0700
+        remove_left_over()
+        private = private_folder()
         try:
-            self._hook = self._prepare(private)
-            # To the driver alone: as `env_vars` the provider would make them arguments, on YARN and Kubernetes.
-            self._hook.submit(
-                str(JOBS / f"{self.duty}.py"),
-                env={**os.environ, **job_environment(private / SECRETS, archives_of(self.conn_id))},
-            )
+            with held(private):
+                self._submit(private)
         except Exception:
             if self._exit_code() == AWAY:
                 context["ti"].xcom_push(key=SOMETHING_AWAY, value=True)
             raise
         finally:
             shutil.rmtree(private)
+
+    def _submit(self, private: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix="backstop-code-") as code:
+            self._hook = self._prepare(private, Path(code))
+            # To the driver alone: as `env_vars` the provider would make them arguments, on YARN and Kubernetes.
+            self._hook.submit(
+                str(JOBS / f"{self.duty}.py"),
+                env={**os.environ, **job_environment(private / SECRETS, archives_of(self.conn_id))},
+            )
 
     def _do_here(self, context: Any) -> None:
         """What a job tells by its exit code is an exception here."""
@@ -107,7 +118,7 @@ class SparkDutyOperator(BaseOperator):
         """The job's own exit code, which spark-submit passes on in client mode; null: it never ran."""
         return getattr(getattr(self._hook, "_submit_sp", None), "returncode", None)
 
-    def _prepare(self, private: Path) -> Any:
+    def _prepare(self, private: Path, code: Path) -> Any:
         from backstop.config.connections import Connections, write_secrets_file
         from backstop.config.load import load
 
@@ -119,11 +130,58 @@ class SparkDutyOperator(BaseOperator):
             conn_id=self.conn_id,
             conf={"spark.speculation": "false", **settings_of(self.conn_id), **self.conf},
             name=f"backstop {self.duty}",
-            py_files=None if runs_here(self.conn_id) else pack_code(private),
+            py_files=None if runs_here(self.conn_id) else pack_code(code),
             archives=archives_of(self.conn_id),
             application_args=["--run-id", str(self.opened["run_id"]), "--token", str(self.opened["token"])],
             deploy_mode="client",
         )
+
+
+_IN_MEMORY = Path("/dev/shm")
+_PREFIX = "backstop-secrets-"
+
+
+def secrets_place() -> Path:
+    """Where files go that no disk should keep: memory, where there is such a folder."""
+    return _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
+def private_folder() -> Path:
+    """A new one, which nobody else may enter."""
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=secrets_place()))  # mode 0700
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """For as long as this process lives the folder is not left over: the kernel gives a lock back whatever ends its holder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_left_over() -> None:
+    """Folders of ours that nobody holds: their tasks were killed before they could remove them."""
+    for folder in secrets_place().glob(f"{_PREFIX}*"):
+        try:
+            facts = folder.lstat()
+            # A younger one may be about to be held.
+            if facts.st_uid != os.geteuid() or not stat.S_ISDIR(facts.st_mode) or time.time() - facts.st_mtime < 60:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another task removed it
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            log.warning("backstop: removed the connections that a killed task had left in %s", folder)
+        finally:
+            os.close(descriptor)
 
 
 def client_hook(**options: Any) -> Any:
@@ -220,6 +278,7 @@ def job_environment(secrets: Path, archives: str | None = None) -> dict[str, str
     path = os.environ.get("PATH", os.defpath)
     return {
         "BACKSTOP_SECRETS_FILE": str(secrets),
+        "BACKSTOP_SECRETS_ONCE": "1",  # the driver alone reads it, and removes it
         "PYTHONPATH": os.pathsep.join(filter(None, [source_root(backstop), os.environ.get("PYTHONPATH")])),
         "PYSPARK_PYTHON": executor_python,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import stat
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -91,6 +94,37 @@ def test_connections_go_by_a_private_file_that_is_gone_afterwards(airflow: Path,
     assert set(seen["urls"]) == {*IDS, "backstop_broker", "backstop_leases"}
     assert not Path(seen["file"]).exists()
     assert not Path(seen["file"]).parent.exists()
+
+
+def test_what_a_killed_task_left_is_removed_by_the_next_one_and_what_a_living_one_holds_is_not(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(backstop_spark, "_IN_MEMORY", tmp_path)
+    program = (
+        "import backstop_spark, pathlib, sys, time\n"
+        f"backstop_spark._IN_MEMORY = pathlib.Path({str(tmp_path)!r})\n"
+        "folder = backstop_spark.private_folder()\n"
+        "(folder / 'connections.json').write_text('secret')\n"
+        "with backstop_spark.held(folder):\n"
+        "    print(folder, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )  # fmt: skip
+    tasks = [
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) for _ in range(2)
+    ]  # fmt: skip
+    folders = []
+    for task in tasks:
+        assert task.stdout is not None
+        folders.append(Path(task.stdout.readline().strip()))
+    tasks[0].kill()
+    tasks[0].wait()
+    for folder in folders:
+        os.utime(folder, (0, 0))
+    seen = submit(airflow, monkeypatch)
+    assert Path(seen["file"]).is_relative_to(tmp_path)
+    assert [folder.exists() for folder in folders] == [False, True]
+    tasks[1].communicate("")
 
 
 def test_the_command_line_carries_the_run_and_its_token_only(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from io import BytesIO, TextIOWrapper
 from typing import Any
 
 import pytest
@@ -376,7 +377,9 @@ def test_a_letter_that_breaks_the_contract_is_replayed_from_what_the_producer_pr
     assert resend(world)["published"] == 1
 
 
-def test_the_command_line_answers_edits_and_notes(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_answers_edits_and_notes(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead(world, "m", "poison")
     dead(world, "n", "poison")
     case_id = str(asked(world))
@@ -384,9 +387,10 @@ def test_the_command_line_answers_edits_and_notes(world: World, capsys: pytest.C
     assert run_app(["cases", "show", case_id]) == 0
     shown = capsys.readouterr().out
     assert "ann noted: mended" in shown and "cases decide" in shown and "replay_sample" in shown
-    edit = ["cases", "decide", case_id, "edit", "--message", "m", "--content-text", "better", "--by", "ann", "--why", "x"]
-    assert run_app([*edit, "--content-base64", "AA=="]) == 2
-    assert run_app(edit) == 0
+    edit = ["cases", "decide", case_id, "edit", "--message", "m", "--by", "ann", "--why", "x", "--content-file"]
+    assert run_app([*edit[:-1], "--content-text", "better"]) == 2, "an argument is seen by others and kept by shells"
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"better")))
+    assert run_app([*edit, "-"]) == 0
     assert "content_version 2" in capsys.readouterr().out
     assert run_app(["cases", "decide", case_id, "discard", "--by", "ann", "--why", "the rest"]) == 0
     assert {name: one["state"] for name, one in letters(world).items()} == {"m": "replaying", "n": "discarded"}

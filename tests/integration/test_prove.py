@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -240,6 +241,7 @@ def test_a_signed_proof_shows_every_change(system: System, prove: Any, tmp_path:
     private.chmod(0o644)
     with pytest.raises(ConfigurationError, match="others than its owner"):
         prove(folder=tmp_path / "again", settings=settings)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_proofs_run_beside_a_reconcile_and_beside_one_another(system: System, prove: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backstop.config.connections import Connections, read_secrets_file, write_secrets_file
+from backstop.config.connections import Connections, read_secrets_file, take_secrets_file, write_secrets_file
 from backstop.errors import ConfigurationError
 
 PASSWORD = "p@ss/w:rd %25"
@@ -144,6 +144,21 @@ def test_a_secrets_file_is_ours_alone_from_its_first_moment(tmp_path: Path) -> N
     assert read_secrets_file(path) == {"shop": "postgresql://h/db"}
     with pytest.raises(FileExistsError):
         write_secrets_file(path, {})
+
+
+def test_a_file_for_one_reader_is_gone_when_it_was_read_and_its_reader_still_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "secrets"
+    write_secrets_file(path, {"shop": "postgresql://file/db"})
+    monkeypatch.setenv("BACKSTOP_SECRETS_FILE", str(path))
+    take_secrets_file()
+    assert path.exists(), "a file that somebody keeps is not ours to remove"
+    monkeypatch.setenv("BACKSTOP_SECRETS_ONCE", "1")
+    take_secrets_file()
+    take_secrets_file()
+    assert not path.exists()
+    assert [Connections().url("shop") for _ in range(2)] == ["postgresql://file/db"] * 2
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])

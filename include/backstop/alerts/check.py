@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backstop.alerts.send import Sender
+from backstop.alerts.send import Sender, raw
 from backstop.alerts.write import as_test
 from backstop.brokers.protocol import Finding
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.config.transport import NOT_ENCRYPTED, open_to_others
 from backstop.errors import ConfigurationError
 
 _DO = "Correct the connection; the forms are in docs/how-to/alerts.md."
@@ -24,6 +25,8 @@ def check_channels(settings: Settings, connections: Connections) -> Iterator[Fin
         )  # fmt: skip
     for name, channel in channels.items():
         error = _use(settings, connections, name, send=False)
+        if error is None and (why := open_to_others(raw(connections.url(channel.url)))) and why.startswith(NOT_ENCRYPTED):
+            yield Finding(f"channel {name}: transport", False, "others on the way could read its secret and the alerts", why)
         says = f"takes {channel.at_least} and above" if error is None else f"cannot be used: {error}"
         yield Finding(f"channel {name}", error is None, says, _DO)
 

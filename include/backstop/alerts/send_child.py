@@ -12,9 +12,11 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from http.client import HTTPException
+from ipaddress import ip_address
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -35,6 +37,19 @@ class _NoRedirects(HTTPRedirectHandler):
 
     def redirect_request(self, *_: object) -> None:
         return None
+
+
+def metadata_service(url: str) -> bool:
+    """Its host is a link-local address: there a cloud's machines answer with their own secrets, and nobody's alerts go there.
+
+    A name that changes its address afterwards is not found out; nothing of an answer is ever shown.
+    """
+    try:
+        found = socket.getaddrinfo(urlsplit(url).hostname, None)
+    except (OSError, ValueError):
+        return False  # nobody is reached there either
+    addresses = (ip_address(str(place[0]).partition("%")[0]) for *_, place in found)
+    return any((getattr(address, "ipv4_mapped", None) or address).is_link_local for address in addresses)
 
 
 def webhook(channel: Mapping[str, Any]) -> Send | str:
@@ -127,6 +142,9 @@ class _Heard(logging.Handler):
 WAYS: dict[str, Callable[[Mapping[str, Any]], Send | str]] = {"apprise": apprise, "webhook": webhook}
 
 
+LINK_LOCAL = "a link-local address is nobody's channel"
+
+
 def main() -> None:
     """Serves one channel until stdin ends."""
     # Whatever a plugin prints must not look like an answer.
@@ -139,7 +157,7 @@ def main() -> None:
 
     channel = json.loads(sys.stdin.readline())
     signal.setitimer(signal.ITIMER_REAL, channel["start"])
-    send = WAYS[channel["kind"]](channel)
+    send = LINK_LOCAL if metadata_service(channel["url"]) else WAYS[channel["kind"]](channel)
     answer(send if isinstance(send, str) else None)
     signal.setitimer(signal.ITIMER_REAL, 0)
     if isinstance(send, str):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import sys
 from difflib import unified_diff
 from pathlib import Path
@@ -112,10 +110,8 @@ def decide_one(
     ] = None,
     sample: Annotated[int | None, typer.Option("--sample", min=1, help="For replay_sample: how many deliveries.")] = None,
     content_file: Annotated[
-        str | None, typer.Option("--content-file", help="For edit: a file with the new content; - reads it here.")
+        str | None, typer.Option("--content-file", help="For edit: a file with the new content; - reads it from stdin.")
     ] = None,
-    content_text: Annotated[str | None, typer.Option("--content-text", help="For edit: the new content as text.")] = None,
-    content_base64: Annotated[str | None, typer.Option("--content-base64", help="For edit: the same in base64.")] = None,
     broker: Annotated[str | None, typer.Option("--broker", help="For drained: the broker that the topic left.")] = None,
     proposal: Annotated[
         int | None, typer.Option("--proposal", min=1, max=LARGEST, help="For approve: the proposal that you read.")
@@ -140,7 +136,7 @@ def decide_one(
         options["broker"] = broker
     if proposal is not None:
         options["proposal"] = proposal
-    if (content := _content(content_file, content_text, content_base64)) is not None:
+    if (content := _content(content_file)) is not None:
         options["content"] = content
     with context.control(settings, known) as conn, out.progress(f"case {case_id}: reading the present state"):
         decided = decide(conn, settings, known, case_id, action, speaker(conn, by, out.who()), why, options)
@@ -223,24 +219,18 @@ def note_one(
     out.line(f"Noted with case {case_id}.")
 
 
-def _content(path: str | None, text: str | None, encoded: str | None) -> bytes | None:
+def _content(path: str | None) -> bytes | None:
+    """Never an argument: others on the machine see arguments, and shells keep them."""
     from backstop.errors import ConfigurationError
 
-    if sum(given is not None for given in (path, text, encoded)) > 1:
-        raise ConfigurationError("The content is given twice.", kept="Nothing was changed.", next_step="Give it in one way.")
-    if text is not None:
-        return text.encode()
+    if path is None:
+        return None
     try:
-        if encoded is not None:
-            return base64.b64decode(encoded, validate=True)
-        if path is not None:
-            return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except (OSError, binascii.Error) as error:
+        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
         raise ConfigurationError(
-            f"The content cannot be read: {error}.", kept="Nothing was changed.",
-            next_step="Name a file that is there, or give valid base64.",
+            f"The content cannot be read: {error}.", kept="Nothing was changed.", next_step="Name a file that is there."
         ) from None
-    return None
 
 
 def _as_document(case: Any) -> dict[str, Any]:

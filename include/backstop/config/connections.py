@@ -72,7 +72,7 @@ class Connections:
                 raise _unknown(ref, f"the environment variable {name} is not set", f"Set {name} to its URL.")
             return _as_url(ref, value)
         secrets_file = os.environ.get("BACKSTOP_SECRETS_FILE")
-        if secrets_file and (value := read_secrets_file(Path(secrets_file)).get(ref)):
+        if secrets_file and (value := _secrets(secrets_file).get(ref)):
             return _as_url(ref, value)
         if self._resolver is not None and (value := self._resolver(ref)):
             return _as_url(ref, value)
@@ -119,6 +119,23 @@ def read_secrets_file(path: Path) -> dict[str, str]:
             next_step='Write it as {"connection_id": "url"}.',
         )
     return content
+
+
+_taken: dict[str, dict[str, str]] = {}
+"""What this process took out of secrets files that are gone."""
+
+
+def take_secrets_file() -> None:
+    """Reads the secrets file into this process and removes it, where whoever wrote it says that it is for one reader
+    ($BACKSTOP_SECRETS_ONCE): a process that is killed leaves none behind."""
+    path = os.environ.get("BACKSTOP_SECRETS_FILE")
+    if path and os.environ.get("BACKSTOP_SECRETS_ONCE") == "1" and path not in _taken:
+        _taken[path] = read_secrets_file(Path(path))
+        Path(path).unlink()
+
+
+def _secrets(path: str) -> dict[str, str]:
+    return _taken[path] if path in _taken else read_secrets_file(Path(path))
 
 
 def write_secrets_file(path: Path, urls: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -15,9 +16,14 @@ def signing_key(settings: Settings) -> bytes | None:
         return None
     path = Path(settings.prove.signing_key)
     try:
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise _unfit(path, "others than its owner may read it", f"chmod 600 {path}")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            # The open file is looked at, not the path, so that nobody can put another in its place in between.
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode) or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise _unfit(path, "others than its owner may read it", f"chmod 600 {path}")
+            if facts.st_uid != os.geteuid():
+                raise _unfit(path, "it belongs to another user, who could change it", "Give it to the user of this process.")
+            return file.read()
     except OSError as error:
         raise _unfit(path, f"it cannot be read ({type(error).__name__})", "Name a file that this process may read.") from error
 

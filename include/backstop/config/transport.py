@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlsplit
 
+NOT_ENCRYPTED = "it is not encrypted"
 _NO = ("false", "0", "no", "none", "optional")
 
 
@@ -24,17 +25,19 @@ def open_to_others(url: str) -> str | None:
         case "rediss":
             return "the server's certificate is not checked" if said.get("ssl_cert_reqs", "").lower() in _NO else None
         case "redis":
-            return "it is not encrypted: write rediss://"
+            return f"{NOT_ENCRYPTED}: write rediss://"
         case "mysql":
             checked = said.get("ssl_ca") and said.get("ssl_verify_identity", "").lower() not in ("", *_NO)
             return None if checked else "write ssl_ca and ssl_verify_identity=true"
-        case "stomp+ssl":
+        case "stomp+ssl" | "https":
             return None
+        case "http" | "json" | "xml" | "form":
+            return f"{NOT_ENCRYPTED}: write {'https' if parts.scheme == 'http' else parts.scheme + 's'}://"
         case "stomp":
-            return "it is not encrypted: write stomp+ssl://"
+            return f"{NOT_ENCRYPTED}: write stomp+ssl://"
         case "rocketmq":
             if said.get("tls") != "true":
-                return "it is not encrypted: write tls=true"
+                return f"{NOT_ENCRYPTED}: write tls=true"
             return "the server's name is not checked" if said.get("check_names") == "false" else None
     return f"nothing is known of {parts.scheme or 'it'}"
 

@@ -122,7 +122,7 @@ def prove(
     total = sum(stubs.values())
     said, sentence = answer(window, total, owed, counts, broken, missed)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # ids are in it; whoever shall read it is given a copy
     written, digest = write_export(_tables(rows), folder or Path(), formats if folder is not None else ())
     if folder is not None:
         manifest = {

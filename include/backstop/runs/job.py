@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from backstop.config.connections import take_secrets_file
 from backstop.errors import BackstopError
 from backstop.records import Counts
 from backstop.runs.watch_parent import watch_parent
@@ -22,6 +23,7 @@ def main_of(job: Callable[[argparse.Namespace], Counts]) -> None:
     arguments = parser.parse_args()
     watch_parent()
     try:
+        take_secrets_file()
         counts = job(arguments)
     except BackstopError as error:
         print(f"backstop: {error.what}\n  unaffected: {error.kept}\n  next: {error.next_step}", file=sys.stderr, flush=True)
