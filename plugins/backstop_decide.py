@@ -221,7 +221,7 @@ def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
     fields = {"why": Param(None, type="string", minLength=1, format="multiline", title="Why", description=why)}
     if "approve" in actions:
         return fields
-    if kind not in ("lease_leak", "repeated_failure", "queue_blocked", "new_epoch", "ramp_stopped"):
+    if kind not in ("lease_leak", "repeated_failure", "queue_blocked", "quota_full", "new_epoch", "ramp_stopped"):
         fields["ids"] = _field("Only these", "Message ids, one a line; empty: every open delivery of the case", lines=True)
     if "drained" in actions:
         fields["broker"] = _field("Broker", "For drained: the broker that the topic left, by its name in the settings")

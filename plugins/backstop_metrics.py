@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hmac
 import logging
+import threading
+import time
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +23,8 @@ except ModuleNotFoundError:  # from the source tree, where Airflow puts the plug
 
 log = logging.getLogger("backstop.metrics")
 SHORTEST = 16
+KEPT_SECONDS = 30.0
+"""How long another token, or none, may take to be known."""
 
 
 def make_app() -> FastAPI:
@@ -34,10 +38,10 @@ def show_metrics(
     authorization: Annotated[str | None, Header()] = None, accept: Annotated[str, Header()] = ""
 ) -> Response:
     """The metrics, in the format that the scraper asks for; 401 or 403 for everybody without the token."""
-    expected = token()
+    kind, _, given = (authorization or "").partition(" ")
+    expected = kept_token()
     if expected is None:
         raise HTTPException(403, "No token is set for metrics: they stay closed.")
-    kind, _, given = (authorization or "").partition(" ")
     if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected.encode()):
         raise HTTPException(401, "The token is not the right one.", headers={"WWW-Authenticate": "Bearer"})
     from backstop.health.metrics import render
@@ -45,6 +49,27 @@ def show_metrics(
     with control_room() as room:
         text, content_type = render(room.control, room.settings, accept, import_errors())
     return Response(text, media_type=None, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+
+
+class _Kept:
+    """The token as it was last read, so that a request without it costs a comparison."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.until = 0.0
+        self.token: str | None = None
+
+
+_kept = _Kept()
+
+
+def kept_token() -> str | None:
+    """As `token` said within the last KEPT_SECONDS; whoever asks meanwhile waits for one reading."""
+    with _kept.lock:
+        if time.monotonic() >= _kept.until:
+            _kept.token = token()
+            _kept.until = time.monotonic() + KEPT_SECONDS
+        return _kept.token
 
 
 def token() -> str | None:

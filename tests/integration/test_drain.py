@@ -99,6 +99,45 @@ def test_the_order_of_a_queue_is_kept_over_pages(world: World, client: Any) -> N
     assert world.control("SELECT count(*), sum(letters), count(acknowledged_at) FROM drain_batch") == [(9, 250, 9)]
 
 
+def test_a_group_that_floods_fills_its_share_and_the_others_are_drained(world: World, client: Any) -> None:
+    """Beyond the share letters stay in the broker, one case says so, and it closes when there is space again."""
+    limits = world.settings.dead_letters.model_copy(update={"group_kept_bytes": 10 * 1100, "kept_bytes": 100 * 1100})
+    settings = world.settings.model_copy(update={"dead_letters": limits})
+
+    def bounded() -> Counts:
+        with triage(world) as run:
+            return drain_all(settings, world.connections, world.conn, run, bounds=Bounds(page=4))
+
+    fill(client, 25)
+    client.xadd(Keys().dead("orders", "shipping"), entry("other", origin_group="shipping"))
+    counts = bounded()
+    assert (counts["stored"], counts["beyond_quota"], counts["quotas_full"]) == (11, 15, 1)
+    assert client.xlen(DEAD) == 15
+    assert world.control("SELECT count(*) FROM dead_letter WHERE consumer_group = 'shipping'") == [(1,)]
+    assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", [DEAD]) == [(0,)], "it is not drained to its end"
+    [(kind, group, state, summary)] = world.control("SELECT kind, consumer_group, state, summary FROM case_file")
+    assert (kind, group, state) == ("quota_full", "billing", "open") and "11000 bytes" in summary
+    assert world.control("SELECT count(*) FROM alert") == [(1,)]
+    assert bounded()["beyond_quota"] == 15
+    assert world.control("SELECT count(*), min(state) FROM case_file") == [(1, "open")]
+    world.control("UPDATE dead_letter SET emptied_at = now()")  # as retention does when they are decided and old
+    assert bounded()["stored"] == 10
+    world.control("UPDATE dead_letter SET emptied_at = now() WHERE emptied_at IS NULL")
+    assert bounded()["stored"] == 5
+    assert client.xlen(DEAD) == 0
+    assert world.control("SELECT state FROM case_file") == [("closed",)]
+
+
+def test_when_all_together_are_too_many_every_queue_waits_and_the_run_goes_on(world: World, client: Any) -> None:
+    limits = world.settings.dead_letters.model_copy(update={"kept_bytes": 3 * 1100})
+    settings = world.settings.model_copy(update={"dead_letters": limits})
+    fill(client, 5)
+    with triage(world) as run:
+        counts = drain_all(settings, world.connections, world.conn, run)
+    assert (counts["stored"], counts["beyond_quota"]) == (3, 2)
+    assert world.control("SELECT kind, consumer_group, severity FROM case_file") == [("quota_full", "*", "critical")]
+
+
 def test_a_second_drain_finds_nothing(world: World, client: Any) -> None:
     fill(client, 10)
     drain(world)

@@ -73,6 +73,27 @@ def test_cases_requests_and_alerts_that_wait_are_counted_whatever_their_names_ho
     assert found["backstop_open_requests", "orders", "open"] == 3
 
 
+def test_how_full_the_control_database_is_can_be_read_and_is_told_before_it_is_full(world: World) -> None:
+    world.control("""
+        INSERT INTO run (duty, token, policy_version, code_version) VALUES ('triage', gen_random_uuid(), '', '');
+        INSERT INTO drain_batch (run_id, broker, queue, letters) SELECT max(run_id), 'embedded', 'q', 1 FROM run;
+        INSERT INTO dead_letter (batch_id, broker, queue, broker_id, consumer_group, headers, content_bytes)
+        SELECT max(batch_id), 'embedded', 'q', '1', 'billing', '{}', 4500000000 FROM drain_batch""")
+    found = samples(render(world.conn, world.settings)[0].decode())
+    assert found["backstop_dead_letters_kept_bytes", "billing"] == 4500000000 + 1024
+    assert found["backstop_dead_letters_limit_bytes", "group"] == 5 * 1024**3
+    assert found["backstop_control_database_bytes",] > 1_000_000
+    assert found["backstop_control_table_bytes", "dead_letter"] > 0
+    assert 0 < found["backstop_control_server_connections",] <= found["backstop_control_server_max_connections",]
+    assert main_says(["run", "watch"]) == 0
+    assert world.control("SELECT rule, consumer_group, severity FROM watch_finding") == [
+        ("dead_letters_kept", "billing", "warning"),
+    ]  # fmt: skip
+    world.control("UPDATE dead_letter SET emptied_at = now()")
+    assert main_says(["run", "watch"]) == 0
+    assert world.control("SELECT over_at IS NOT NULL FROM watch_finding") == [(True,)]
+
+
 def test_the_command_writes_a_whole_file_for_the_textfile_collector(world: World, tmp_path: Path, capsys: Any) -> None:
     run_of(world, "reconcile")
     file = tmp_path / "backstop.prom"
@@ -112,6 +133,8 @@ def scrape(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(backstop_metrics, "control_room", room)
     monkeypatch.setattr(backstop_metrics, "url_from_airflow", lambda _: None)
     monkeypatch.setattr(backstop_metrics, "import_errors", lambda: {"backstop_airflow_dag_import_errors": ("x", 2.0)})
+    monkeypatch.setattr(backstop_metrics, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(backstop_metrics, "_kept", backstop_metrics._Kept())
     with TestClient(backstop_metrics.make_app()) as client:
         yield lambda **headers: client.get("/metrics", headers=headers)
 
@@ -141,6 +164,19 @@ def test_the_metrics_are_for_who_has_the_token_and_closed_without_one(
     assert asked.headers["content-type"].startswith("application/openmetrics-text")
     world.config.write_text("not: [settings")
     assert scrape(Authorization=f"Bearer {TOKEN}").status_code == 403
+
+
+def test_requests_without_the_token_read_no_settings_and_ask_no_connection(
+    world: World, scrape: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import backstop_metrics
+
+    read = []
+    monkeypatch.setattr(backstop_metrics, "KEPT_SECONDS", 60.0)
+    monkeypatch.setattr(backstop_metrics, "token", lambda: read.append(1) or TOKEN)
+    assert {scrape(Authorization="Bearer wrong").status_code for _ in range(20)} == {401}
+    assert scrape(Authorization=f"Bearer {TOKEN}").status_code == 200
+    assert read == [1]
 
 
 # The notifier.

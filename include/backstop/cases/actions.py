@@ -45,6 +45,7 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
     "lease_leak": ("leave",),
     "repeated_failure": ("leave",),
     "queue_blocked": ("leave",),
+    "quota_full": ("leave",),
 }
 KINDS = tuple(_BY_KIND)
 """Every kind of case."""
@@ -53,7 +54,7 @@ OPTIONS: dict[str, str] = {
     "letters": "a choice of dead letters (--letter)",
     "more": "a number of more sends (--more)",
     "sample": "the size of a sample (--sample)",
-    "content": "a new content (--content-file, --content-text, --content-base64)",
+    "content": "a new content (--content-file)",
     "broker": "a broker (--broker)",
 }
 """What may be said beside an action, in words."""

@@ -71,6 +71,7 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
             yield Finding("control", True, "answers")
             yield from _schema_of_control(settings, known)
             yield from _accepts_writes(conn)
+            yield from _space(conn, settings)
         with Sources(settings, known) as sources:
             skew = min(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
             for name in settings.producers:
@@ -192,6 +193,23 @@ def _schema_of_control(settings: Settings, known: Connections) -> Iterator[Findi
         "control: schema", now == wanted, f"version {now or 'none'}, this program's is {wanted}",
         "Run `backstop migrate --role control`.",
     )  # fmt: skip
+
+
+def _space(conn: Any, settings: Settings) -> Iterator[Finding]:
+    """Do dead letters near what they may take of the control database?"""
+    from backstop.brokers.protocol import Finding
+    from backstop.health.size import judge_size
+    from backstop.runs.kept_bytes import read_kept_bytes
+
+    with conn, conn.cursor() as cursor:
+        kept = read_kept_bytes(cursor)
+    near = [answer.finding for answer in judge_size(settings, kept) if answer.finding is not None]
+    limit = settings.dead_letters.kept_bytes
+    if not near:
+        yield Finding("control: dead letters", True, f"take {sum(kept.values())} of {limit} bytes")
+    for finding in near:
+        says, _, do = finding.body.partition(" Do: ")
+        yield Finding("control: dead letters", False, f"{finding.title}: {says}", f"{do[0].upper()}{do[1:]}")
 
 
 def _accepts_writes(conn: Any) -> Iterator[Finding]:

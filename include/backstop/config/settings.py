@@ -216,6 +216,12 @@ class DeadLetterSettings(_Frozen):
     aside_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024, strict=True)] = Field(
         default=256 * 1024, description="larger contents are stored whole in a table of their own"
     )
+    kept_bytes: Annotated[int, Field(ge=1024 * 1024, strict=True)] = Field(
+        default=20 * 1024**3, description="of dead letters in the control database; what does not fit stays in the broker"
+    )
+    group_kept_bytes: Annotated[int, Field(ge=1024 * 1024, strict=True)] = Field(
+        default=5 * 1024**3, description="the same, of one consumer group, so that a flood of one does not stop the others"
+    )
 
 
 class ProveSettings(_Frozen):

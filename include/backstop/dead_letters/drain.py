@@ -19,10 +19,11 @@ from psycopg2 import errors as pg
 
 from backstop.array_literal import array_literal
 from backstop.brokers.open import open_broker
-from backstop.brokers.protocol import Broker, DeadLetter, DeadLetterReader
+from backstop.brokers.protocol import LETTERS_IN_HAND, Broker, DeadLetter, DeadLetterReader
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters.ask_reader import ask_reader
+from backstop.dead_letters.quota import Quota, read_quota, tell_quota
 from backstop.dead_letters.storable import QUEUE_BYTES
 from backstop.dead_letters.store_page import Page, Place, store_page
 from backstop.errors import BrokerUnavailable, Unavailable
@@ -45,6 +46,8 @@ class Bounds:
 
 
 _BOUNDS = Bounds()
+_PASSED_OVER = LETTERS_IN_HAND // 2
+"""Dead letters that do not fit and are passed over in a queue, for those behind them of groups that have space."""
 
 
 @dataclass(slots=True)
@@ -75,6 +78,8 @@ def drain_all(
     answer; RunLost when the run is not ours any more. What is counted is added to the run's own counts, also then.
     """
     drained, topics = Drained(), topics_of(run.scope)
+    with control, control.cursor() as cursor:
+        quota = read_quota(cursor, settings)
     with ExitStack() as stack:
         for name in settings.brokers:
             groups = groups_of(settings, name, topics)
@@ -98,10 +103,11 @@ def drain_all(
                     drained.missed[subject] = f"its name is longer than {QUEUE_BYTES} bytes; it must be emptied by hand"
                     continue
                 try:
-                    _drain_queue(control, run, broker, name, queue, settings, bounds, drained)
+                    _drain_queue(control, run, broker, name, queue, settings, bounds, quota, drained)
                 except Unavailable as error:
                     drained.missed[subject] = error.what
     if not run.dry_run:
+        drained.counts += tell_quota(control, run, quota)
         add_counts(control, run, drained.counts)
     drained.require_reachable()
     return drained.counts
@@ -125,14 +131,15 @@ def _count(broker: Broker, groups: Sequence[str]) -> int:
 
 
 def _drain_queue(
-    control: Any, run: Run, broker: Broker, name: str, queue: str, settings: Settings, bounds: Bounds, drained: Drained
-) -> None:
+    control: Any, run: Run, broker: Broker, name: str, queue: str, settings: Settings, bounds: Bounds, quota: Quota,
+    drained: Drained,
+) -> None:  # fmt: skip
     began, look = _begin(control, name, queue)
     place = Place(name, queue, began, settings.dead_letters.aside_bytes)
     until = time.monotonic() + bounds.longest.total_seconds()
     drained.counts.add("queues")
     missed = len(drained.missed)
-    read, first_batch, at_the_end, left = 0, None, False, 0
+    read, first_batch, at_the_end, left, beyond = 0, None, False, 0, 0
     with ThreadPoolExecutor(1, thread_name_prefix="dead letters") as thread:
         reading = _Reading(thread, thread.submit(ask_reader, broker.open_dead_letters, place.queue).result())
         try:
@@ -143,15 +150,19 @@ def _drain_queue(
                     at_the_end = True
                     break
                 ahead = reading.read(bounds.page)
-                for page in _store(control, run, place, letters, reading.forgotten(), first_batch, look, drained):
+                fitting = quota.fitting(letters)
+                beyond += len(letters) - len(fitting)
+                for page in _store(control, run, place, fitting, reading.forgotten(), first_batch, look, drained):
                     first_batch, look = first_batch or page.batch_id, page.looked
                     drained.counts += page.counts
                     left += page.counts.get("left", 0)
                     reading.acknowledge(page)
                 read += len(letters)
+                if beyond >= _PASSED_OVER:
+                    break  # the rest is full of what does not fit; the next run looks again
             reading.wait()
             # A letter that could not be stored, or not be told from a stored one, is still there: the queue is not drained.
-            whole = at_the_end and not left and len(drained.missed) == missed
+            whole = at_the_end and not left and not beyond and len(drained.missed) == missed
             _finish(control, run, place, reading.forgotten(), whole)
         except Unavailable:
             wait([future for _, future in reading.under_way])
@@ -159,6 +170,8 @@ def _drain_queue(
             _finish(control, run, place, reading.forgotten(), False)
             raise
         finally:
+            if beyond:
+                drained.counts.add("beyond_quota", beyond)
             if reading.letters:
                 drained.counts.add("acknowledged", reading.letters)
             thread.submit(ask_reader, reading.reader.close).result()
@@ -204,7 +217,11 @@ def _store(
     control: Any, run: Run, place: Place, letters: Sequence[DeadLetter], forgotten: Sequence[int], first_batch: int | None,
     look: bool, drained: Drained,
 ) -> Iterator[Page]:  # fmt: skip
-    """The pages in which these letters are stored: one, unless one of them is a letter that no database can hold."""
+    """The pages in which these letters are stored: one, unless one of them is a letter that no database can hold, or there are
+    none."""
+    if not letters:
+        _finish(control, run, place, forgotten, False)
+        return
     try:
         yield store_page(control, run, place, letters, forgotten, first_batch, look)
     except (psycopg2.DataError, pg.ProgramLimitExceeded) as error:

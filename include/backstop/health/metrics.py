@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from backstop.config.settings import Settings
 from backstop.health.duties import EVERYTHING, read_duties
 from backstop.named_sql import load
+from backstop.runs.kept_bytes import read_kept_bytes
 
 _SQL = load("backstop.health", "queries.sql")
 
@@ -88,6 +89,39 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
     yield _gauge(
         "backstop_oldest_due_stub_timestamp_seconds", "Since when the oldest due stub of a shard is due; the look, if none is",
         ("shard",), _rows(cursor, "oldest_due", 1),
+    )  # fmt: skip
+
+
+    yield from _sizes(cursor, settings)
+
+
+def _sizes(cursor: Any, settings: Settings) -> Iterator[Metric]:
+    """How full the control database is."""
+    cursor.execute(_SQL["database_size"])
+    yield _gauge("backstop_control_database_bytes", "Size of the control database", (), [((), cursor.fetchone()[0])])
+    cursor.execute(_SQL["table_sizes"])
+    tables = cursor.fetchall()
+    of = ("table",)
+    yield _gauge(
+        "backstop_control_table_bytes", "Size of its largest tables, with indexes", of, [((row[0],), row[1]) for row in tables]
+    )
+    yield _gauge("backstop_control_table_rows", "Rows of these tables, about", of, [((row[0],), row[2]) for row in tables])
+    yield _gauge(
+        "backstop_control_table_dead_rows", "Rows of these tables that vacuum has not taken yet, about", of,
+        [((row[0],), row[3]) for row in tables],
+    )  # fmt: skip
+    cursor.execute(_SQL["connections"])
+    used, most = cursor.fetchone()
+    yield _gauge("backstop_control_server_connections", "Connections to the server of the control database", (), [((), used)])
+    yield _gauge("backstop_control_server_max_connections", "The most connections that it takes", (), [((), most)])
+    kept, limits = read_kept_bytes(cursor), settings.dead_letters
+    yield _gauge(
+        "backstop_dead_letters_kept_bytes", "What dead letters take of the control database", ("group",),
+        [((group,), size) for group, size in sorted(kept.items())],
+    )  # fmt: skip
+    yield _gauge(
+        "backstop_dead_letters_limit_bytes", "What all of them together, and those of one group, may take", ("of",),
+        [(("all",), limits.kept_bytes), (("group",), limits.group_kept_bytes)],
     )  # fmt: skip
 
 

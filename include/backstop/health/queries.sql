@@ -173,3 +173,16 @@ SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 FROM alert WHE
 INSERT INTO alert (dedup_key, severity, title, body, facts)
 VALUES (%(dedup_key)s, %(severity)s, %(title)s, %(body)s, %(facts)s::jsonb)
 ON CONFLICT (dedup_key) DO NOTHING;
+
+-- name: database_size: of the control database, in bytes
+SELECT pg_database_size(current_database());
+
+-- name: table_sizes: of its largest tables with indexes and large values, and their dead rows that vacuum has not taken yet
+SELECT s.relname, pg_total_relation_size(s.relid), s.n_live_tup, s.n_dead_tup
+FROM pg_stat_user_tables s
+WHERE s.schemaname = current_schema()
+ORDER BY 2 DESC, 1
+LIMIT 20;
+
+-- name: connections: to the whole server: used, and the most there may be
+SELECT sum(numbackends), current_setting('max_connections')::integer FROM pg_stat_database;

@@ -7,6 +7,7 @@ from typing import Any
 
 from backstop.config.settings import Settings
 from backstop.health.looks import Answer
+from backstop.health.size import RULE as SIZE
 from backstop.named_sql import load
 
 _SQL = load("backstop.health", "queries.sql")
@@ -28,6 +29,8 @@ def _why(settings: Settings, rule: str, topic: str, group: str, as_of: datetime)
         return None if topic in settings.watched_duties() else f"The duty {topic} is not in watch.allowed_age any more"
     if rule == "heartbeat":
         return None if settings.heartbeat is not None else "No heartbeat is configured any more"
+    if rule == SIZE:
+        return None if group in ("*", *settings.groups) else f"The group {group} is not in backstop.yaml any more"
     if topic not in settings.topics:
         return f"The topic {topic} is not in backstop.yaml any more"
     if group == "*":

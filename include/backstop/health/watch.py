@@ -17,9 +17,11 @@ from backstop.health.judge import judge
 from backstop.health.look import forget, look_at_shards, read_history, take_look
 from backstop.health.looks import Answer, Finding
 from backstop.health.retire import retired
+from backstop.health.size import judge_size
 from backstop.health.tell import read_yardsticks, tell
 from backstop.records import Counts
 from backstop.runs.control import connect
+from backstop.runs.kept_bytes import read_kept_bytes
 from backstop.runs.run import Run, close_run, hold, keep_alive, open_run
 from backstop.verdicts.sources import Sources
 
@@ -73,6 +75,7 @@ def _steps(settings: Settings, connections: Connections, control: Any, run: Run)
         missed = _missed(sources)
     with control, control.cursor() as cursor:
         standings, installed, now = read_duties(cursor)
+        sizes = judge_size(settings, read_kept_bytes(cursor))
     late = overdue(settings, standings, installed, now)
     trouble = _beat(settings, connections, late, standings, now)
     if settings.heartbeat is not None:
@@ -80,7 +83,7 @@ def _steps(settings: Settings, connections: Connections, control: Any, run: Run)
     with control, control.cursor() as cursor:
         hold(cursor, run)
         blocked = tell_of_blocked(sources, cursor, blocks, run.as_of, run.run_id)
-        counts = tell(cursor, [*answers, *late, *retired(cursor, settings, run.as_of)])
+        counts = tell(cursor, [*answers, *late, *sizes, *retired(cursor, settings, run.as_of)])
     for name, number in blocked.items():
         counts.add(name, number)
     counts.add("topics", len(history.topics))

@@ -9,3 +9,7 @@ ALTER TABLE case_file DROP CONSTRAINT case_file_kind_check;
 ALTER TABLE case_file ADD CONSTRAINT case_file_kind_check CHECK (kind IN
     ('exhausted', 'mass_loss', 'new_epoch', 'backlog', 'unknown', 'overdue', 'stalled', 'no_route', 'refused',
      'ramp_stopped', 'order_gap', 'order_parked', 'lease_leak', 'repeated_failure', 'dead_letters', 'queue_blocked', 'quota_full'));
+ALTER TABLE watch_finding DROP CONSTRAINT watch_finding_rule_check;
+ALTER TABLE watch_finding ADD CONSTRAINT watch_finding_rule_check CHECK (rule IN
+    ('backlog_age', 'offsets_stopped', 'stubs_stopped', 'logging_stopped', 'group_stands', 'duty_overdue', 'heartbeat',
+     'dead_letters_kept'));
