@@ -319,7 +319,7 @@ def test_who_triggers_is_known_by_a_login_and_never_by_an_id(
 def test_what_cannot_be_planned_fails_at_once_and_says_what_can_be_done(world: World) -> None:
     for wrong, told in (
         ({"verdicts": []}, "Name verdicts or causes"), ({"topic": "nowhere"}, "There is no topic"), ({"why": " "}, "a reason"),
-        ({"from": "yesterday"}, "no time"), ({"to": "2026-11-21T02:00:00"}, "in which zone"),
+        ({"from": "yesterday"}, "not a time"), ({"to": "2026-11-21T02:00:00"}, "in which zone"),
     ):  # fmt: skip
         with pytest.raises(AirflowFailException, match=told):
             incident.plan(FORM | wrong, "olga", "r-1")

@@ -251,7 +251,7 @@ def test_an_answer_may_name_letters_or_messages(world: World) -> None:
     case_id = asked(world)
     answered(world, case_id, "replay", letters=[second])
     assert (states(world)[first], states(world)[second]) == ("open", "replaying")
-    with pytest.raises(DecisionRefused, match="Not among the undecided letters"):
+    with pytest.raises(DecisionRefused, match="Not among the undecided dead letters"):
         answered(world, case_id, "replay", message_ids=["b"])
 
 
