@@ -120,7 +120,7 @@ def test_a_broker_that_goes_away_before_an_acknowledgement_is_named_and_nothing_
                 valkey.kill()
             acknowledge(reader, letters)
 
-        with monkeypatch.context() as patch, pytest.raises(BrokerUnavailable, match="Some dead-letter queues could not be emptied"):
+        with monkeypatch.context() as patch, pytest.raises(BrokerUnavailable, match="queues could not be emptied"):
             patch.setattr(RedisDeadLetters, "acknowledge", acknowledge_when_the_broker_is_gone)
             drain_again(world)
         [(acknowledged,)] = world.rows("control", "SELECT count(*) FROM drain_batch WHERE acknowledged_at IS NOT NULL")
