@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import re
 import stat
 import subprocess
 import sys
+import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import jsonschema
 import pytest
 from compose_file import FILE, ROOT, Missing, as_written, filled, read_env
+from packaging.requirements import Requirement
 
 SERVICES = as_written()["services"]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
@@ -132,6 +136,9 @@ def instructions() -> list[tuple[str, str]]:
 
 def test_what_the_image_copies_is_there_and_what_it_installs_is_pinned() -> None:
     stages: set[str] = set()
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    sent = {line[1:] for line in ignored if line.startswith("!")}
+    assert "*" in ignored and not {".env", ".git", ".venv", ".local"} & sent
     for word, rest in instructions():
         if word == "FROM":
             image, _, stage = rest.partition(" AS ")
@@ -143,11 +150,13 @@ def test_what_the_image_copies_is_there_and_what_it_installs_is_pinned() -> None
                 assert sources[0].removeprefix("--from=") in stages
             else:
                 assert [source for source in sources if not (ROOT / source).exists()] == []
+                assert {source.split("/")[0] for source in sources} <= sent, "the engine is not given it"
         if word == "RUN" and "apt-get install" in rest:
             packages = re.findall(r'"([^"]+)"', rest.split("apt-get install")[1].split("&&")[0])
             assert packages and all("=" in package for package in packages)
-        if word == "RUN" and "pip install" in rest:
-            assert "==" in rest or "-c /tmp/dist/constraints.txt" in rest
+        if word == "RUN":
+            for install in re.findall(r"pip install (.*?)(?:&&|$)", rest):
+                assert "--require-hashes" in install.split(), install
 
 
 def test_the_image_has_the_driver_and_the_airflow_of_the_lock() -> None:
@@ -159,14 +168,63 @@ def test_the_image_has_the_driver_and_the_airflow_of_the_lock() -> None:
     assert f"FROM apache/airflow:{airflow[1]}-" in DOCKERFILE
 
 
-def test_the_constraints_of_the_image_are_the_lock_without_hashes(tmp_path: Path) -> None:
-    (command,) = re.findall(r"RUN (sed .*) requirements.lock > ", DOCKERFILE)
-    made = subprocess.run(["sh", "-c", f"{command} requirements.lock"], cwd=ROOT, check=True, capture_output=True, text=True)
-    lines = made.stdout.splitlines()
-    locked = re.findall(r"(?m)^([A-Za-z0-9][^ \n]*==\S+)", (ROOT / "requirements.lock").read_text())
-    assert len(lines) == len(locked) > 150
-    assert not [line for line in lines if "--hash" in line or line.endswith("\\")]
+def locked(*names: str) -> list[Requirement]:
+    """What docker/locked.sh takes from the lock."""
+    made = subprocess.run(["sh", "docker/locked.sh", *names], cwd=ROOT, check=True, capture_output=True, text=True)
+    entries = made.stdout.replace("\\\n", "").splitlines()
+    assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
+    return [Requirement(entry.partition(" ")[0]) for entry in entries]
 
+
+def test_the_tools_that_build_and_install_are_entries_of_the_lock_with_all_that_they_need() -> None:
+    taken = {file: names.split() for names, file in re.findall(r"sh locked\.sh ([^>\n]*)> (\S+)", DOCKERFILE)}
+    build, tools = taken["build.txt"], taken["/dist/tools.txt"]
+    needed = {"hatchling"}
+    for name in build:
+        for requirement in map(Requirement, metadata.requires(name) or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": "", "python_version": "3.12"}):
+                needed.add(requirement.name)
+    assert {one.name for one in locked(*build)} == needed == set(build)
+    assert [one.name for one in locked(*tools)] == tools == ["uv", "setuptools"]
+    assert not any(metadata.requires(name) for name in ("uv",)) and "--no-build-isolation" in DOCKERFILE
+    unknown = subprocess.run(["sh", "docker/locked.sh", "nothing"], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert unknown.returncode == 1 and "requirements.lock has no nothing" in unknown.stderr
+
+
+def small_wheel(folder: Path, name: str, *needs: str) -> Path:
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path := folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nProvides-Extra: airflow\n"
+        archive.writestr(f"{info}/METADATA", head + "".join(f"Requires-Dist: {need}\n" for need in needs))
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lock", "refused"),
+    [
+        ("needed==1.0 --hash=sha256:{right}\n", None),
+        ("needed==1.0 --hash=sha256:{wrong}\n", "Hash mismatch"),
+        ("other==1.0 --hash=sha256:{right}\n", "no trusted hash"),
+    ],
+)
+def test_the_image_installs_nothing_without_its_hash_in_the_lock(tmp_path: Path, lock: str, refused: str | None) -> None:
+    """The Dockerfile's own command, on two small wheels: ours, and one that it needs."""
+    (dist := tmp_path / "dist").mkdir()
+    (index := tmp_path / "index").mkdir()
+    small_wheel(dist, "backstop_mq", "needed==1.0; extra == 'airflow'")
+    right = hashlib.sha256(small_wheel(index, "needed").read_bytes()).hexdigest()
+    (dist / "requirements.lock").write_text(lock.format(right=right, wrong="0" * 64))
+    (run,) = [rest for word, rest in instructions() if word == "RUN" and "uv pip install" in rest]
+    command = run[run.index('wheel="$(') : run.index("&& ln -s")].replace("/tmp/dist", str(dist))
+    uv = Path(sys.executable).parent / "uv"
+    here = f"--offline --no-index --find-links {index} --target {tmp_path}/site"
+    command = command.replace("uv pip install", f"{uv} pip install {here}")
+    done = subprocess.run(["bash", "-ec", command], check=False, capture_output=True, text=True, timeout=60)
+    installed = (tmp_path / "site" / "needed-1.0.dist-info").exists()
+    assert (done.returncode == 0, installed) == ((True, True) if refused is None else (False, False)), done.stderr
+    assert refused is None or refused in done.stderr
 
 
 def test_only_the_scheduler_reaches_every_database_and_pages_only_read() -> None:
@@ -183,6 +241,8 @@ def test_only_the_scheduler_reaches_every_database_and_pages_only_read() -> None
         "airflow-dag-processor": {"control": "duty"},
         "airflow-api-server": {"control": "reader"}, "airflow-triggerer": {"control": "reader"},
     }  # fmt: skip
+
+
 
 
 def test_nobody_but_the_scheduler_and_who_makes_topics_reaches_the_broker() -> None:
