@@ -26,7 +26,7 @@ JOBS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help mariadb activemq rocketmq setup bench demo chaos soak test test-unit test-brokers test-faults test-all collected \
-  up down traffic status shell materials scan lint types lint-and-types env
+  up down traffic status shell materials scan lint types lint-and-types env pin-images
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ materials: setup ## the bill of materials (CycloneDX) in build/, and NOTICE
 # The versions are the lock's own: nothing is installed or resolved. It asks the advisory database over the network.
 scan: materials ## the locked packages against the known weaknesses (pip-audit; needs the network)
 	@.venv/bin/uv tool run --from pip-audit==2.10.1 pip-audit --disable-pip --require-hashes -r requirements.lock
+
+pin-images: ## the digests of the base images, into docker-compose.yaml and docker/Dockerfile (wants Docker and the registry)
+	@python3 -I docker/pin_digests.py
 
 lint: setup ## ruff and the import rules
 	@$(PY) -m ruff check .

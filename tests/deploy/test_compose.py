@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -262,3 +264,35 @@ def test_an_old_env_keeps_its_secrets_and_gets_those_that_are_new(tmp_path: Path
     )
     kept = [line for line in whole.splitlines() if "READER" not in line]
     assert file.read_text().splitlines()[:-1] == kept and file.stat().st_mode & 0o777 == 0o600
+
+
+def test_images_are_pinned_by_the_digests_that_the_registry_names_or_not_at_all(tmp_path: Path) -> None:
+    """With a stand-in for Docker: no registry is reached here."""
+    files = [shutil.copy(FILE, tmp_path / FILE.name), shutil.copy(ROOT / "docker" / "Dockerfile", tmp_path)]
+    docker = tmp_path / "docker"
+
+    def pin(answer: str) -> subprocess.CompletedProcess[str]:
+        docker.write_text(f'#!/bin/sh\necho "$4" >> {tmp_path}/asked\n{answer}\n')
+        docker.chmod(0o755)
+        return subprocess.run(
+            [sys.executable, str(ROOT / "docker" / "pin_digests.py"), *map(str, files)],
+            env={"PATH": f"{tmp_path}:{os.defpath}"}, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+
+    before = [Path(file).read_text() for file in files]
+    for answer in ("exit 1", "echo latest"):
+        refused = pin(answer)
+        assert refused.returncode == 1 and "Nothing was written" in refused.stderr
+    assert [Path(file).read_text() for file in files] == before
+    for digit in "12":
+        (tmp_path / "asked").unlink()
+        pinned = pin(f"echo sha256:{digit * 64}")
+        assert pinned.returncode == 0, pinned.stderr
+        after = [Path(file).read_text() for file in files]
+        bare = [re.sub(r"@sha256:\w+", "", text) for text in before]
+        assert [text.replace(f"@sha256:{digit * 64}", "") for text in after] == bare
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked == sorted({rest.split()[0].partition("@")[0] for word, rest in instructions() if word == "FROM"} | {
+        service["image"].partition("@")[0] for service in SERVICES.values() if "build" not in service
+    })  # fmt: skip
+    assert sum(text.count(f"@sha256:{'2' * 64}") for text in after) == len(asked) == 5
