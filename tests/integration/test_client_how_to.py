@@ -69,7 +69,8 @@ class Reader:
             ["sh", "-eu", "-c", lines], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120,
             check=False,
         )  # fmt: skip
-        assert done.returncode == 0, (lines, done.stdout, done.stderr)
+        if done.returncode != 0:  # raised by hand: pytest would shorten what it says
+            raise AssertionError(f"{lines}\n{done.stdout}\n{done.stderr}")
         return done.stdout
 
     def starts(self, text: str) -> subprocess.Popen[bytes]:
