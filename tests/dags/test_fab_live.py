@@ -20,7 +20,8 @@ from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable
 from letters import INSERT, values
 from live_people import DUTIES, SECONDS, Live, forge, form_of, live_people, long_ago, status, task
 
-pytestmark = pytest.mark.timeout(900)
+# A live Airflow of its own takes minutes: `make test-all` runs it.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.soak]
 FAB = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
 ROLES = {
     "uma": "User", "uwe": "User", "olga": "Op", "otto": "Op", "vera": "Viewer", "pia": "Public", "ada": "team-orders",
