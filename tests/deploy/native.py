@@ -113,7 +113,7 @@ class Stack:
         programs = (self.folder / "bin", Path(sys.executable).parent, installed("16"), Path(os.environ["JAVA_HOME"]) / "bin")
         return {
             "PATH": os.pathsep.join([*map(str, programs), os.defpath]), "HOME": str(self.folder / "home"), "LC_ALL": "C.UTF-8",
-            "JAVA_HOME": os.environ["JAVA_HOME"], "BACKSTOP_JDBC_JAR": os.environ["BACKSTOP_JDBC_JAR"],
+            "JAVA_HOME": os.environ["JAVA_HOME"],
             "PYSPARK_PYTHON": "python3",
             "SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_LOCAL_IP": LOOPBACK, "PYTHONPATH": str(ROOT / "include"),
             "SPARK_SUBMIT_OPTS": os.environ["SPARK_SUBMIT_OPTS"], "AIRFLOW_HOME": str(self.folder / "home"),
