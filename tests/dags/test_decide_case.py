@@ -303,7 +303,7 @@ def test_a_case_asked_about_by_hand_has_one_question_and_a_second_run_is_refused
     assert end(connection, "manual__1", "lost", "deleted") and not end(connection, "manual__1", "over", "again")
     connection.close()
     # A run that had ended and is cleared asks again.
-    assert people.form_of(case_id, "manual__1")["options"] == ["resend", "void", "discard", "leave"]
+    assert people.form_of(case_id, "manual__1")["options"] == ["resend", "void", "discard", "drained", "leave"]
 
 
 def test_a_case_that_was_left_can_be_asked_about_by_hand_and_is_not_stale(control: Control) -> None:
