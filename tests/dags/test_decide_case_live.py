@@ -26,8 +26,8 @@ def test_the_most_severe_come_first_and_only_who_may_decides_once_with_a_reason(
     shown = people.question(severe)
     people.question(middle)
     assert people.details(mild) == []
-    assert shown["options"] == ["resend", "void", "discard", "leave"] and shown["defaults"] is None
-    assert set(shown["params"]) == {"why", "ids"}
+    assert shown["options"] == ["resend", "void", "discard", "drained", "leave"] and shown["defaults"] is None
+    assert set(shown["params"]) == {"why", "ids", "broker"}
     # Nothing that somebody put into a message is Markdown, an address or a template.
     assert "``id-1` <img src=x onerror=alert(1)> [a](http://evil.example) {{ 7*7 }}\\u202e\\u000a# head``" in shown["body"]
     assert f"/backstop/cases/{severe})" in shown["body"]
