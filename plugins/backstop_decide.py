@@ -352,7 +352,8 @@ def apply_answer(case_id: int, dag_run_id: str, dag_id: str = DAG) -> dict[str, 
             return {"how": "not_applied", "said": f"case {case_id} is asked about by {owner}, not by {dag_id}"}
         if question is None or question.given is None or question.question.case_id != case_id:
             said = f"nobody has answered the question about case {case_id}: Airflow has no answer of this run's task ask"
-            end(room.control, dag_run_id, "not_applied", said)
+            if question is None or question.question.case_id == case_id:  # not another case's question
+                end(room.control, dag_run_id, "not_applied", said)
             return {"how": "not_applied", "said": said}
         answer, shown = question.given, question.shown
         option, inputs = str(answer["option"]), dict(answer["inputs"])
@@ -462,14 +463,25 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
         new = choose(room.control, room.settings.people.questions, room.settings.teams_by_topic())
         topics |= topics_of(room.control, [question.case_id for question in new])
         starts += map(start_of, new)
-    paused = [dag_id for dag_id in sorted({one["trigger_dag_id"] for one in starts}) if ti.get_dag(dag_id).is_paused]
+    dags = sorted({one["trigger_dag_id"] for one in starts})
+    paused = [dag_id for dag_id in dags if _is_held(ti, dag_id)]
     waiting = [one for one in starts if one["trigger_dag_id"] in paused]
     if waiting:
-        what = f"{len(waiting)} cases wait to be shown to people, and the DAG {', '.join(paused)} is paused: unpause it."
+        held = ", ".join(paused)
+        what = f"{len(waiting)} cases wait to be shown to people, and the DAG {held} is paused or not there: unpause it."
         if len(waiting) == len(starts):
             raise AirflowFailException(what)
         log.error("backstop: %s", what)  # those of other teams are shown first; the next look fails
     return [one for one in starts if one["trigger_dag_id"] not in paused]
+
+
+def _is_held(ti: Any, dag_id: str) -> bool:
+    """Whether the DAG starts nothing: paused, or not parsed (yet), which must not keep other teams' questions back."""
+    try:
+        return bool(ti.get_dag(dag_id).is_paused)
+    except Exception:
+        log.exception("backstop: the DAG %s cannot be looked at; its questions wait", dag_id)
+        return True
 
 
 def run_state(ti: Any, dag_id: str, run: str) -> str:

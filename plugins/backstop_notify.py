@@ -58,7 +58,10 @@ def tell_back(conn: Any) -> None:
         from backstop.health.outbox import note_back
 
         note_back(conn, str(away["since"]), int(away["unsaid"]), [str(run) for run in away["of_people"]])
-        Variable.delete(AWAY)
+        try:
+            Variable.delete(AWAY)
+        except Exception:
+            log.exception("backstop: it could not be noted that the control database is back; it is told once all the same")
 
 
 def tell_unsaid(settings: Any, connections: Any, conn: Any) -> int:

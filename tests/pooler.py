@@ -64,8 +64,7 @@ class Pooler:
             while (frame := _frame(client))[0] != _END:
                 session = session or self._take()
                 session.sendall(b"".join(_written(frame)))
-                if self._answer(client, session) == _IDLE and self._shared:
-                    session = self._give_back(session)
+                session = self._answer(client, session)
 
     def _log_in(self, client: socket.socket, session: socket.socket) -> None:
         """The server's own questions and the client's answers; the number of the session becomes one of ours."""
@@ -81,13 +80,17 @@ class Pooler:
             if kind == b"R" and struct.unpack("!I", content[:4])[0] in (3, 5, 10, 11):
                 session.sendall(b"".join(_written(_frame(client))))
 
-    def _answer(self, client: socket.socket, session: socket.socket) -> bytes:
-        """Of one simple query; returns what the session is in."""
+    def _answer(self, client: socket.socket, session: socket.socket) -> socket.socket | None:
+        """Of one simple query; returns the session that the client keeps. One that it does not is given back before the client
+        learns that it is done: it may ask for the next one at once."""
         while True:
             frame = _frame(session)
+            kept: socket.socket | None = session
+            if frame[0] == _READY and frame[1] == _IDLE and self._shared:
+                kept = self._give_back(session)
             client.sendall(b"".join(_written(frame)))
             if frame[0] == _READY:
-                return frame[1]
+                return kept
 
     def _take(self) -> socket.socket:
         with self._waits:

@@ -40,7 +40,11 @@ def up(root: Path, config: Path | None) -> int:
             print("The platform goes on starting: another `make up` began it.", file=sys.stderr)
             return INTERRUPTED
         process.terminate()
-        process.wait(DOWN_SECONDS)
+        try:
+            process.wait(DOWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         raise
     print(f"Up in {time.monotonic() - started:.1f} s." if process is not None else "Already up.")
     status(root, config)

@@ -114,7 +114,8 @@ def test_every_file_loads_and_holds_the_dag_of_its_name(bag: dict[str, Any]) -> 
 def test_each_team_has_a_dag_of_questions_that_its_role_may_read_and_answer_in(bag: dict[str, Any], tmp_path: Path) -> None:
     config, adopted = tmp_path / "backstop.yaml", tmp_path / "dags"
     teams = "{name: a, topics: [orders], role: team-a}, {name: b-2, topics: [payments]}"
-    config.write_text((ROOT / "backstop.yaml").read_text() + f"\nteams: [{teams}]\n")
+    named = (ROOT / "backstop.yaml").read_text().replace("people:\n", "people:\n  deciders: [olga]\n")
+    config.write_text(named + f"\nteams: [{teams}]\n")
     # As an Airflow that adopts the DAGs does it (docs/how-to/airflow.md).
     adopted.mkdir()
     (adopted / "decide_case.py").write_text("from decide_case_of_backstop import *  # airflow dag")

@@ -57,7 +57,7 @@ def test_a_copy_is_judged_by_the_broker_that_it_went_to(world: World) -> None:
     for message_id in ("acknowledged", "unknown"):
         assert verdicts(world, removed, message_id) == {("UNKNOWN", "new_epoch", False)}
     # A person states that nothing comes from there any more: each copy is judged by the time of the topic's broker.
-    for case_id, content in enumerate((moved, removed), 1):
+    for case_id, content in ((1, moved), (1, removed)):
         settings = from_mapping(content)
         with world.conn, world.conn.cursor() as cur:
             open_case(
@@ -67,6 +67,14 @@ def test_a_copy_is_judged_by_the_broker_that_it_went_to(world: World) -> None:
         for wrong in ("second", "nowhere", None):
             with pytest.raises(DecisionRefused, match="other brokers: embedded"):
                 decide(world.conn, settings, world.connections, case_id, "drained", "ann", "it is gone", {"broker": wrong})
+        if content is moved:
+            with pytest.raises(DecisionRefused, match=r"is in backstop\.yaml"):
+                decide(world.conn, settings, world.connections, case_id, "drained", "ann", "it is gone", {"broker": "embedded"})
+            # A row that somebody wrote by hand does not outweigh what that broker itself says either.
+            world.control("INSERT INTO drained_broker VALUES ('orders', 'embedded', 1, 'ann', 'w')")
+            assert verdicts(world, content, "acknowledged") == {("BACKLOGGED", "ahead_of_group", False)}
+            world.control("DELETE FROM drained_broker")
+            continue
         decide(world.conn, settings, world.connections, case_id, "drained", "ann", "it is gone", {"broker": "embedded"})
         assert verdicts(world, content, "acknowledged") == {("LOST", "passed_over", True)}
         assert verdicts(world, content, "unknown") == {("UNSENT", "not_stored", True)}

@@ -147,7 +147,7 @@ def test_names_must_be_those_of_something_configured() -> None:
 
 
 def test_a_topic_belongs_to_one_team_at_most() -> None:
-    teams = [{"name": "a", "topics": ["orders"], "role": "team-a"}, {"name": "b", "topics": ["orders", "other"]},
+    teams = [{"name": "a", "topics": ["orders"]}, {"name": "b", "topics": ["orders", "other"]},
              {"name": "a", "topics": ["orders"]}]  # fmt: skip
     assert refused(changed(("teams", teams))) == [
         "teams.1.topics: orders; allowed: a topic of one team: a has it",
@@ -156,6 +156,15 @@ def test_a_topic_belongs_to_one_team_at_most() -> None:
     ]
     assert from_mapping(changed(("teams", teams[:1]))).teams_by_topic() == {"orders": "a"}
     assert refused(changed(("teams", [{"name": "A b", "topics": ["orders"]}])))
+
+
+def test_a_team_with_a_role_has_deciders_for_each_topic() -> None:
+    """Its role may edit the questions' DAG: with nobody named, whoever has it could answer."""
+    team = ("teams", [{"name": "a", "topics": ["orders"], "role": "team-a"}])
+    says = "a topic that people.deciders or people.rules name somebody for, where the team has a role"
+    assert refused(changed(team)) == [f"teams.0.topics: orders; allowed: {says}"]
+    for people in ({"deciders": ["olga", "otto"]}, {"rules": [{"deciders": ["olga", "otto"], "topics": ["orders"]}]}):
+        assert from_mapping(changed(team, ("people", people))).teams_by_topic() == {"orders": "a"}
 
 
 BROKEN_RULES = {

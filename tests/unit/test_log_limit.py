@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ def test_a_fault_is_logged_once_in_some_minutes_with_how_often_it_was_met(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(log_limit.time, "monotonic", lambda: now)
+    monkeypatch.setattr(log_limit, "time", SimpleNamespace(monotonic=lambda: now))
     limited = LimitedLog(logging.getLogger("test"))
     for number in range(100):
         limited.warning(f"Queue {number} cannot be read.")

@@ -32,6 +32,9 @@ _PINGS = re.compile(r"@(?=(everyone|here|channel|all)\b)")
 _STATUS = re.compile(r"error=(\d{3})|\b([45]\d\d)\b")
 
 
+_WITH_A_HOST = ("http", "https", "json", "jsons", "xml", "xmls", "form", "forms")
+
+
 class _NoRedirects(HTTPRedirectHandler):
     """A redirect could lead anywhere, and turns a POST into a GET; the answer itself is then the error."""
 
@@ -45,7 +48,10 @@ def metadata_service(url: str) -> bool:
     A name that changes its address afterwards is not found out; nothing of an answer is ever shown.
     """
     try:
-        found = socket.getaddrinfo(urlsplit(url).hostname, None)
+        parts = urlsplit(url)
+        # Of other services the host's place holds a key, which no name server may be asked about.
+        flags = 0 if parts.scheme in _WITH_A_HOST else socket.AI_NUMERICHOST
+        found = socket.getaddrinfo(parts.hostname, None, flags=flags)
     except (OSError, ValueError):
         return False  # nobody is reached there either
     addresses = (ip_address(str(place[0]).partition("%")[0]) for *_, place in found)

@@ -196,7 +196,8 @@ def _decide_in_control(conn: Any, settings: Settings, case: Case, intent: Intent
 def _state_drained(
     conn: Any, settings: Settings, connections: Connections, case: Case, intent: Intent, broker: str | None
 ) -> Decided:
-    """The next run judges what went to that broker. Refused for the topic's own, and for one to which no open copy went."""
+    """The next run judges what went to that broker by time. Refused for one that is configured, because it can still be asked,
+    and for one to which no open copy went."""
     own, known = settings.topics[case.topic].broker, set[str]()
     with Sources(settings, connections) as sources:
         for shard in settings.producers:
@@ -206,6 +207,11 @@ def _state_drained(
         raise refused(
             f"Topic {case.topic} is at {own}, and has open copies at other brokers: {others}.",
             "Name the one from which nothing will be delivered any more (--broker NAME).",
+        )
+    if broker in settings.brokers:
+        raise refused(
+            f"The broker {broker} is in backstop.yaml: its progress and its dead letters say what became of those copies.",
+            "Empty its dead-letter queues by triage, take it out of brokers, and answer again.",
         )
     counts = Counts()
     with conn, conn.cursor() as cur:

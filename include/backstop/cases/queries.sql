@@ -264,7 +264,7 @@ FROM unnest(%(shards)s::text[], %(topics)s::text[], %(ids)s::text[]) AS w (shard
 ORDER BY w.shard, w.topic, w.message_id
 -- Whoever began last is who the next decision of the case looks for.
 ON CONFLICT (shard, topic, message_id) DO UPDATE SET
-    case_id = excluded.case_id, decided_by = excluded.decided_by, why = excluded.why
+    case_id = excluded.case_id, decided_by = excluded.decided_by, why = excluded.why, begun_at = clock_timestamp()
 WHERE withdrawal.applied_at IS NULL;
 
 -- name: withdrawal_applied: their stubs are voided; another decision may have taken the row for forgotten meanwhile

@@ -80,6 +80,12 @@ def _references(settings: Settings) -> Iterator[Problem]:
                 yield Problem(f"teams.{place}.topics", topic, f"some of topics: {', '.join(settings.topics)}")
             elif taken.setdefault(topic, team.name) != team.name:
                 yield Problem(f"teams.{place}.topics", topic, f"a topic of one team: {taken[topic]} has it")
+            elif team.role and settings.people.deciders is None and not any(
+                topic in (rule.topics or [topic]) for rule in settings.people.rules
+            ):
+                # Else whoever has the role could answer: it may edit the questions' DAG.
+                says = "a topic that people.deciders or people.rules name somebody for, where the team has a role"
+                yield Problem(f"teams.{place}.topics", topic, says)
     for group, owner in settings.groups.items():
         if owner.store not in settings.consumers:
             yield Problem(f"groups.{group}.store", owner.store, f"one of consumers: {', '.join(settings.consumers)}")

@@ -47,7 +47,9 @@ class Bounds:
 
 _BOUNDS = Bounds()
 _PASSED_OVER = LETTERS_IN_HAND // 2
-"""Dead letters that do not fit and are passed over in a queue, for those behind them of groups that have space."""
+_PASSED_OVER_BYTES = 64 * 2**20
+"""Dead letters that do not fit and are passed over in a queue, for those behind them of groups that have space; a reader holds
+them until it ends."""
 
 
 @dataclass(slots=True)
@@ -139,7 +141,7 @@ def _drain_queue(
     until = time.monotonic() + bounds.longest.total_seconds()
     drained.counts.add("queues")
     missed = len(drained.missed)
-    read, first_batch, at_the_end, left, beyond = 0, None, False, 0, 0
+    read, first_batch, at_the_end, left, beyond, beyond_bytes = 0, None, False, 0, 0, 0
     with ThreadPoolExecutor(1, thread_name_prefix="dead letters") as thread:
         reading = _Reading(thread, thread.submit(ask_reader, broker.open_dead_letters, place.queue).result())
         try:
@@ -152,13 +154,14 @@ def _drain_queue(
                 ahead = reading.read(bounds.page)
                 fitting = quota.fitting(letters)
                 beyond += len(letters) - len(fitting)
+                beyond_bytes += sum(len(one.content) for one in letters) - sum(len(one.content) for one in fitting)
                 for page in _store(control, run, place, fitting, reading.forgotten(), first_batch, look, drained):
                     first_batch, look = first_batch or page.batch_id, page.looked
                     drained.counts += page.counts
                     left += page.counts.get("left", 0)
                     reading.acknowledge(page)
                 read += len(letters)
-                if beyond >= _PASSED_OVER:
+                if beyond >= _PASSED_OVER or beyond_bytes >= _PASSED_OVER_BYTES:
                     break  # the rest is full of what does not fit; the next run looks again
             reading.wait()
             # A letter that could not be stored, or not be told from a stored one, is still there: the queue is not drained.

@@ -18,6 +18,10 @@ def begin(control: Any, place: str, since: datetime) -> datetime:
     """
     require_quiet(control)
     with control, control.cursor() as cursor:
+        _alone(cursor)
+        cursor.execute(_SQL["paused"])
+        if not cursor.fetchone()[0]:
+            raise _not_paused()  # somebody resumed since
         cursor.execute(_SQL["begin"], {"place": place, "since": since})
         begun: datetime = cursor.fetchone()[0]
     return begun
@@ -30,7 +34,8 @@ def end(control: Any, place: str) -> None:
 
 
 def require_finished(cursor: Any) -> None:
-    """Raises DecisionRefused while a restore is unfinished."""
+    """Raises DecisionRefused while a restore is unfinished; none begins until the caller's transaction has ended."""
+    _alone(cursor)
     cursor.execute(_SQL["unfinished"])
     if found := cursor.fetchall():
         commands = [f"backstop restore {place} --since {since.isoformat()}" for place, since in found]
@@ -38,6 +43,19 @@ def require_finished(cursor: Any) -> None:
             "A database was restored, and not all of what others know of it was put back.", kept="Nothing goes out.",
             next_step=f"Finish it, which is safe to do twice: {'; '.join(commands)}",
         )  # fmt: skip
+
+
+def _alone(cursor: Any) -> None:
+    """Between a restore that begins and a resume: each would look before the other had written."""
+    cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('backstop restore', 0))")
+
+
+def _not_paused() -> DecisionRefused:
+    return DecisionRefused(
+        "Resends are not paused.",
+        kept="Nothing was changed.",
+        next_step='Pause them first: backstop pause --all --why "a database was restored"',
+    )
 
 
 def require_quiet(control: Any) -> None:
@@ -51,11 +69,7 @@ def require_quiet(control: Any) -> None:
         cursor.execute(_SQL["alive"])
         alive = [name for (name,) in cursor.fetchall()]
     if not everything_paused:
-        raise DecisionRefused(
-            "Resends are not paused.",
-            kept="Nothing was changed.",
-            next_step='Pause them first: backstop pause --all --why "a database was restored"',
-        )
+        raise _not_paused()
     if claimed:
         raise DecisionRefused(
             f"{claimed} requests are still claimed by a worker that may be at work.",

@@ -38,12 +38,13 @@ def purge(
     """All of it, for an open run. Raises Unavailable after all else was done, when something did not answer."""
     require_safe(settings)
     missed: dict[str, str] = {}
-    counts = purge_logs(settings, connections, control, pace, missed, dry_run=run.dry_run)
+    # First: a broker that is full refuses producers, and this depends on nothing else.
+    counts = trim_queues(settings, connections, control, pace, missed, dry_run=run.dry_run)
+    counts += purge_logs(settings, connections, control, pace, missed, dry_run=run.dry_run)
     counts += purge_stubs(settings, connections, control, pace, missed, dry_run=run.dry_run)
     counts += purge_history(settings, connections, control, run, pace, missed)
     counts += purge_letters(settings, control, run, pace)
     counts += purge_control(settings, control, run, pace)
-    counts += trim_queues(settings, connections, control, pace, missed, dry_run=run.dry_run)
     if reports is not None and not pace.is_over():
         counts += purge_reports(control, reports, run.as_of - control_kept(settings), dry_run=run.dry_run)
     if missed:

@@ -45,10 +45,8 @@ def trim_queues(
 
 def _settled(settings: Settings, looks: Looks, topic: str) -> dict[int, tuple[str, int]]:
     """For each queue that every group has got on in: its epoch, and the first offset that one of them has not passed."""
-    groups = [
-        looks.groups[topic, group] for group in settings.topics[topic].groups
-        if (until := settings.groups[group].active_until) is None or until > looks.as_of
-    ]  # fmt: skip
+    # One that has ended too: it still owes what was created before.
+    groups = [looks.groups[topic, group] for group in settings.topics[topic].groups]
     return {
         queue_id: (queue.epoch, min(look.settled[queue_id].next_offset for look in groups))
         for queue_id, queue in looks.queues.get(topic, {}).items()

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import psycopg2
@@ -34,12 +34,12 @@ def shares_sessions(connection: Connection, again: Callable[[], Connection]) -> 
     ours = _session(connection)
     if ours == connection.info.backend_pid:
         return False  # the server named it itself: nothing is between that deals with sessions
-    with ExitStack() as others:
+    with closing(again()) as other:
         for _ in range(_ROUNDS):
-            other = others.enter_context(closing(again()))
             # Between our transactions our session is free: a pooler that shares gives it to another one, or us another session.
             if _in_time(other) == ours or _session(connection) != ours:
                 return True
+            other.rollback()
     return False
 
 

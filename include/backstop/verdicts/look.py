@@ -233,7 +233,7 @@ def look_at_groups(
     for topic, name in sorted(set(went_to)):
         if topic not in settings.topics or name == settings.topics[topic].broker:
             continue
-        if name in settings.brokers and (topic, name) not in looks.drained:
+        if name in settings.brokers:
             elsewhere.setdefault(name, {})[topic] = name
         else:
             looks.removed.add((topic, name))
