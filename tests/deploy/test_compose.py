@@ -83,7 +83,7 @@ def test_each_service_is_bounded_restarted_watched_and_closed_to_the_network(nam
     assert once == (name == "initialise"), "only what ends by itself has no health check"
     assert service["restart"] == ("no" if once else "unless-stopped")
     limits = service["deploy"]["resources"]["limits"]
-    assert set(limits) == {"cpus", "memory"}
+    assert set(limits) == {"cpus", "memory"} and service["pids_limit"] > 0
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     assert "no-new-privileges:true" in service["security_opt"]
     mounted = [volume for volume in service.get("volumes", []) if volume.startswith(".")]
@@ -242,6 +242,36 @@ def test_only_the_scheduler_reaches_every_database_and_pages_only_read() -> None
     }  # fmt: skip
 
 
+def test_a_service_reaches_what_it_names_and_a_spark_worker_what_its_tasks_need() -> None:
+    """A worker is in one network, because it listens at one address, so its network holds what its tasks read."""
+    networks = {name: set(service["networks"]) for name, service in SERVICES.items()}
+    assert set.union(*networks.values()) == set(as_written()["networks"])
+    reach = {name: {other for other in SERVICES if other != name and networks[name] & networks[other]} for name in SERVICES}
+    for name, service in SERVICES.items():
+        said = json.dumps([service.get("environment"), service.get("command"), service["healthcheck"]])
+        named = {other for other in SERVICES if other != name and re.search(rf"(?<![\w-]){other}(?![\w-])", said)}
+        assert named <= reach[name], name
+    assert reach["spark-worker"] == {"spark-master", "airflow-scheduler", "postgres", "redis"}
+    assert networks["spark-worker"] == {"spark"}
+    pages = {"airflow-api-server", "airflow-dag-processor", "airflow-triggerer"}
+    assert not pages & (reach["redis"] | reach["spark-master"] | reach["spark-worker"])
+    # The driver is in several networks: the worker calls it by its name, and it listens in all of them.
+    conf = json.loads(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW_CONN_SPARK_DEFAULT"])["extra"]["conf"]
+    assert conf["spark.driver.host"] == "airflow-scheduler" and conf["spark.driver.bindAddress"] == "0.0.0.0"
+
+
+def test_each_volume_of_our_image_is_mounted_on_a_folder_of_the_services_user() -> None:
+    """A new volume takes the owner of that folder in the image; without one it would be root's."""
+    runs = [rest for word, rest in instructions() if word == "RUN"]
+    made = [one for rest in runs for one in re.findall(r"install -d -o airflow -g root ([^&]*)", rest)]
+    ours = {*" ".join(made).split(), "/opt/airflow/logs"}
+    for name, service in SERVICES.items():
+        if not service["image"].startswith("backstop:"):
+            continue
+        named = {volume.split(":")[1] for volume in service.get("volumes", []) if not volume.startswith(".")}
+        assert named <= ours, name
+    scheduler = SERVICES["airflow-scheduler"]
+    assert f"proofs:{scheduler['environment']['BACKSTOP_PROOFS']}" in scheduler["volumes"]
 
 
 def test_nobody_but_the_scheduler_and_who_makes_topics_reaches_the_broker() -> None:
