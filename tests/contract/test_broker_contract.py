@@ -914,7 +914,7 @@ class TestDeadLetters:
             for got in subscription.fetch(7, SHORT):
                 subscription.hand_back(got, after=NOTHING, counts=True)
         stop.set()
-        assert wait() > 10
+        assert wait() > 2
         assert len(list(adapter.broker.dead_letters(group))) == 40
 
     def test_reading_them_takes_nothing_away_and_ends_where_they_ended_at_the_call(

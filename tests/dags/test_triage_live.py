@@ -82,7 +82,7 @@ def test_letters_are_drained_classified_by_spark_decided_and_what_is_safe_is_rep
     assert letters(people) == {}
 
     tasks = people.run("triage")
-    assert set(tasks.values()) == {"success"}, tasks
+    assert {name: state for name, state in tasks.items() if state != "success"} == {"wake": "skipped"}
     assert letters(people) == {
         "false": ("discarded", "already_confirmed", "discard", "triage"), "away": ("replaying", "transient", "replay", "triage"),
         "poison": ("open", "poison", "escalate", "triage"),

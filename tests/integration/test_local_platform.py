@@ -385,7 +385,7 @@ def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_kil
 
     def command(what: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", platform_module.__name__, what, "--root", str(tmp_path)],
+            [sys.executable, "-m", "backstop_lab", what, "--root", str(tmp_path)],
             check=False,
             capture_output=True,
             text=True,
@@ -394,7 +394,7 @@ def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_kil
         )
 
     assert command("status").returncode == 3
-    interrupted = started([platform_module.__name__, "up", "--root", str(tmp_path)])
+    interrupted = started(["backstop_lab", "up", "--root", str(tmp_path)])
     wait_for_file(tmp_path / "starting.txt", interrupted)
     starting = command("status")
     assert (starting.returncode, starting.stdout[:25]) == (3, "The platform is starting:")
