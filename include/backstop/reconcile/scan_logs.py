@@ -1,6 +1,6 @@
 """Scans the logs of groups of which much is due: one pass over what they received since then, in place of a question a key.
 
-A key costs its database 13 us and us 2, a scanned row 1 and 2 (docs/benchmarks.md); the planner's estimate of the rows decides.
+A key costs its database 13 us and us 2, a scanned row 1 and 2 (ADR 23); the planner's estimate of the rows decides.
 """
 
 from __future__ import annotations
