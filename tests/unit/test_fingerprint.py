@@ -165,10 +165,20 @@ def test_a_fingerprint_is_the_same_in_every_process() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_text_costs_no_more_than_its_length(text: str) -> None:
-    began = time.process_time()
-    template, _ = fingerprint(text)
-    assert time.process_time() - began < 0.5
-    assert len(template) <= TEMPLATE
+    ordinary = " ".join(said for said, _ in SLOTS.values()) * 50
+    assert _cost(text) < 15 * _cost(ordinary)
+    assert len(fingerprint(text).template) <= TEMPLATE
+
+
+def _cost(text: str) -> float:
+    """CPU seconds of this thread for a text that was not met before: the best of three, whatever else the machine does."""
+    spent = []
+    for _ in range(3):
+        fingerprint_module._shape.cache_clear()
+        began = time.thread_time()
+        fingerprint(text)
+        spent.append(time.thread_time() - began)
+    return min(spent)
 
 
 def test_the_end_of_a_long_text_counts_and_its_middle_does_not() -> None:
