@@ -138,7 +138,7 @@ def store_whenever_it_comes() -> None:
 
 
 def no_clock_is_looked_at() -> None:
-    from backstop.verdicts.look import Clocks
+    from backstop.verdicts.read_evidence import Clocks
 
     Clocks.within = lambda self, other, allowed: True
 

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from backstop.brokers.protocol import DeadLetterRef
-from backstop.verdicts.look import GroupLook, Looks, look_after_logs
+from backstop.verdicts.evidence import GroupLook, Looks
+from backstop.verdicts.read_evidence import look_after_logs
 from control_world import World, servers, world  # noqa: F401
 from triage_world import letter
 

@@ -129,7 +129,7 @@ def _one(
     """Does it answer, is its clock right, and what does it say about itself? `topics`: of a broker, with their groups."""
     from backstop.brokers.protocol import Finding
     from backstop.errors import BackstopError
-    from backstop.verdicts.look import Clocks
+    from backstop.verdicts.read_evidence import Clocks
 
     try:
         source = opened()

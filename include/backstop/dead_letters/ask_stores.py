@@ -16,8 +16,8 @@ from backstop.stores.protocol import STUB_COLUMNS
 from backstop.verdicts import frames
 from backstop.verdicts.evaluate import Engine, table
 from backstop.verdicts.frames import micros
-from backstop.verdicts.look import Clocks
 from backstop.verdicts.owed_since import read_owed_since
+from backstop.verdicts.read_evidence import Clocks
 from backstop.verdicts.sources import Sources
 
 Delivery = tuple[str, str, str]

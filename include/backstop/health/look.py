@@ -17,9 +17,9 @@ from backstop.health.looks import GroupLook, QueueLook, TopicLook
 from backstop.health.rules import USUAL_WINDOWS
 from backstop.named_sql import load
 from backstop.stores.protocol import Recorded
-from backstop.verdicts.look import GroupLook as Standing
-from backstop.verdicts.look import QueueLook as State
-from backstop.verdicts.look import look_at_groups
+from backstop.verdicts.evidence import GroupLook as Standing
+from backstop.verdicts.evidence import QueueLook as State
+from backstop.verdicts.read_evidence import look_at_groups
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.health", "queries.sql")

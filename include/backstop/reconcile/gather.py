@@ -25,9 +25,11 @@ from backstop.reconcile.quarantine import quarantine_logs, quarantine_stubs
 from backstop.reconcile.read import Due
 from backstop.reconcile.scan_logs import choose_scans, scanned_logs
 from backstop.runs.run import Run, hold
-from backstop.verdicts import frames, look
+from backstop.verdicts import frames
 from backstop.verdicts.evaluate import table
+from backstop.verdicts.evidence import Looks
 from backstop.verdicts.owed_since import read_owed_since
+from backstop.verdicts.read_evidence import look_after_logs, look_at_groups, look_at_shards
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.verdicts", "queries.sql")
@@ -89,8 +91,8 @@ def gather(
     phases.end("read")
 
     with control, control.cursor() as cursor:
-        looks = look.look_at_groups(sources, cursor, run.as_of, topics, went_to | due.attempts_went_to)
-        look.look_at_shards(looks, sources, cursor, due.shards)
+        looks = look_at_groups(sources, cursor, run.as_of, topics, went_to | due.attempts_went_to)
+        look_at_shards(looks, sources, cursor, due.shards)
     with control, control.cursor() as cursor:
         hold(cursor, run)
         record.record_looks(cursor, run, looks)
@@ -109,7 +111,7 @@ def gather(
     for row in told[MISSED]:
         sources.unreachable.setdefault(row["subject"], row["why"])
     with control, control.cursor() as cursor:
-        look.look_after_logs(looks, sources, cursor)
+        look_after_logs(looks, sources, cursor)
     broken = quarantine_stubs(told[BROKEN_STUBS], settings, control, run)
     quarantine_logs(told[BROKEN_LOGS], settings, control, run)
     with control, control.cursor() as cursor:
@@ -140,7 +142,7 @@ def _told(held: DataFrame) -> dict[str, list[dict[str, Any]]]:
     return told
 
 
-def _doubtful_clocks(settings: Settings, looks: look.Looks, away: Mapping[str, str]) -> dict[str, str]:
+def _doubtful_clocks(settings: Settings, looks: Looks, away: Mapping[str, str]) -> dict[str, str]:
     """Who answered, and is too far from the control database's clock to judge by; what is away is no clock's fault."""
     problems: dict[str, str] = {}
     for (topic, group), seen in looks.groups.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from backstop.named_sql import load
 from backstop.runs.run import Run
-from backstop.verdicts.look import Looks
+from backstop.verdicts.evidence import Looks
 
 _SQL = load("backstop.verdicts", "queries.sql")
 

@@ -10,7 +10,8 @@ from backstop.config.settings import Settings
 from backstop.errors import Unavailable
 from backstop.records import Counts
 from backstop.retention.pace import Pace
-from backstop.verdicts.look import Looks, look_at_groups
+from backstop.verdicts.evidence import Looks
+from backstop.verdicts.read_evidence import look_at_groups
 from backstop.verdicts.sources import Sources
 
 

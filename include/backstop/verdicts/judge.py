@@ -17,10 +17,11 @@ from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Key, Verdict
 from backstop.stores.protocol import STUB_COLUMNS
-from backstop.verdicts import frames, look
+from backstop.verdicts import frames
 from backstop.verdicts.evaluate import Engine, table
 from backstop.verdicts.frames import Row, instant, micros
 from backstop.verdicts.owed_since import read_owed_since
+from backstop.verdicts.read_evidence import look_after_logs, look_at_groups, look_at_shards
 from backstop.verdicts.read_logs import read_logs
 from backstop.verdicts.sources import Sources
 
@@ -179,8 +180,8 @@ class Judge:
             stubs, attempts, shards = self._read_stubs(keys)
             once = _first_of_each(stubs)
             topics = set(once.column("topic").to_pylist())
-            looks = look.look_at_groups(self.sources, cursor, as_of, topics, _went_to(once, attempts))
-            look.look_at_shards(looks, self.sources, cursor, shards)
+            looks = look_at_groups(self.sources, cursor, as_of, topics, _went_to(once, attempts))
+            look_at_shards(looks, self.sources, cursor, shards)
             policy = table(frames.POLICY, frames.policy_rows(
                 self.settings, read_owed_since(cursor, self.settings, topics), topics
             ))  # fmt: skip
@@ -190,7 +191,7 @@ class Judge:
             })  # fmt: skip
             logs, answered = read_logs(self.sources, owed, set())
             delivery = self._engine.run("delivery", {"owed": owed, "found_log": logs, "answered": answered})
-            look.look_after_logs(looks, self.sources, cursor, once.column("message_id").to_pylist())
+            look_after_logs(looks, self.sources, cursor, once.column("message_id").to_pylist())
             cursor.execute(_SQL["decisions"], {
                 "topics": once.column("topic").to_pylist(), "ids": once.column("message_id").to_pylist(),
             })  # fmt: skip
