@@ -5,7 +5,7 @@ disagrees with the database, and frees the stuck records of other programs. Ever
 (`sweep_interval`) it counts them, which takes milliseconds. The sweep and its checks start only if
 a lease expired (or a sample is due, once an hour).
 
-    open_run >> [audit_before, sweep (Spark from 2000 leases on)] >> audit_after >> close_run
+    open_run >> [audit_before, sweep (Spark from 2000 leases on)] >> audit_after >> [wake] >> close_run
 
 What each task does, and what to do when it is red:
 
@@ -18,7 +18,10 @@ What each task does, and what to do when it is red:
 - **sweep** decides KEEP, REPAIR or RECLAIM for each lease, and settles by compare-and-set: in the
   task's own process, and with Spark from 2000 leases on (`BACKSTOP_SPARK_FROM`). Red: the log says
   what happened, what is unaffected and what to do; the next run continues.
-- **audit_after** checks the result. Red: the button Data Docs shows the check that failed.
+- **audit_after** checks the result, and starts the DAGs that have work. Red: the button Data Docs
+  shows the check that failed.
+- **wake** runs only if **audit_after** failed or could not start: it starts the DAGs that have work
+  nevertheless.
 - **close_run** closes the run, whatever happened. Red: the run failed, or a database or Redis was
   down: the message names it.
 
@@ -51,14 +54,14 @@ try:
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
     from backstop.plugins.backstop_spark import SparkDutyOperator
-    from backstop.plugins.backstop_wake import WORK, wake_duties
+    from backstop.plugins.backstop_wake import WORK, wake_after_failure, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     from backstop_links import DataDocsLink, RunLink
     from backstop_notify import tell_failure
     from backstop_schedule import every
     from backstop_spark import SparkDutyOperator
-    from backstop_wake import WORK, wake_duties
+    from backstop_wake import WORK, wake_after_failure, wake_duties
 
 
 @task(retries=0)
@@ -78,17 +81,18 @@ def audit_before(suite: str, opened: dict[str, Any]) -> str:
     return duty.audit(suite, opened)
 
 
-@task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
-def audit_after(suite: str, opened: str) -> str:
-    """Runs after a failed job as well: that is when it matters most."""
-    return duty.audit(suite, json.loads(opened))
+@task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, outlets=[WORK])
+def audit_after(suite: str, opened: str, **context: Any) -> str:
+    """Runs after a failed job as well: that is when it matters most. The cases and alerts of the sweep are committed by then."""
+    checked = duty.audit(suite, json.loads(opened))
+    wake_duties(context)
+    return checked
 
 
-@task(retries=2, outlets=[WORK])
+@task(retries=2)
 def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     """Tear-down: done, incomplete or failed."""
     failed = duty.failed_tasks(context)
-    wake_duties(context)
     return duty.close(opened, failed, away=duty.away(context, failed))
 
 
@@ -126,6 +130,7 @@ def sweep() -> None:
     closed = close_run(opened=opened)
 
     opened >> [before, swept] >> after >> closed
+    after >> wake_after_failure() >> closed
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
     for audited in (before, after):
         audited.operator.operator_extra_links = (RunLink(), DataDocsLink())

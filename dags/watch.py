@@ -4,13 +4,16 @@ One light task a minute, without Spark. It reads offsets, counts what was record
 the last run, writes alerts, and sends the heartbeat as long as every duty of `watch.allowed_age`
 succeeded in time. It starts `resend`, `deliver_alerts` and `ask_people` if there is work for them.
 
-    watch
+    watch >> [wake, ended]
 
 What the task does, and what to do when it is red:
 
 - **watch** checks, writes alerts and sends the heartbeat. Red: a database, the broker or the
   heartbeat's URL did not answer. The log names it; everything else was checked, and the next minute
   checks again. Red for long: the heartbeat has stopped too, and the outside service calls somebody.
+
+- **wake** runs only if **watch** failed: it starts the DAGs that have work nevertheless.
+- **ended** does nothing; it keeps the run red if **watch** is red.
 
 An overdue duty does not make this task red: it sends an alert, and stops the heartbeat.
 
@@ -24,18 +27,19 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import dag, task
 
 try:
     from backstop.plugins import backstop_duty as duty
     from backstop.plugins.backstop_notify import tell_failure
     from backstop.plugins.backstop_schedule import every
-    from backstop.plugins.backstop_wake import WORK, wake_duties
+    from backstop.plugins.backstop_wake import WORK, wake_after_failure, wake_duties
 except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
     import backstop_duty as duty
     from backstop_notify import tell_failure
     from backstop_schedule import every
-    from backstop_wake import WORK, wake_duties
+    from backstop_wake import WORK, wake_after_failure, wake_duties
 
 
 @task(task_id="watch", retries=0, outlets=[WORK])
@@ -60,7 +64,8 @@ def look(**context: Any) -> dict[str, Any]:
 )
 def watch() -> None:
     """Wiring only."""
-    look()
+    # A run is as red as its last tasks. Airflow starts no process for the empty one.
+    look() >> [wake_after_failure(), EmptyOperator(task_id="ended")]
 
 
 dag = watch()

@@ -203,14 +203,19 @@ def test_duties_that_would_mostly_find_nothing_are_started_by_an_asset_with_a_sl
         if task["outlets"] == ["backstop_work"]
     }  # fmt: skip
     assert waking == {
-        ("reconcile", "promote"), ("triage", "decide_and_apply"), ("sweep", "close_run"), ("decide_case", "apply"),
+        ("reconcile", "promote"), ("triage", "decide_and_apply"), ("sweep", "audit_after"), ("decide_case", "apply"),
         ("replay_incident", "replay"), ("watch", "watch"), ("reconcile", "wake"), ("triage", "wake"),
+        ("sweep", "wake"), ("watch", "wake"),
     }  # fmt: skip
     # What a task committed before it failed wakes them as if it had not failed.
-    for name, before in (("reconcile", "promote"), ("triage", "decide_and_apply")):
+    before = {"reconcile": "promote", "triage": "decide_and_apply", "sweep": "audit_after", "watch": "watch"}
+    for name, task_id in before.items():
         tasks = bag["dags"][name]["tasks"]
-        assert (tasks["wake"]["rule"], tasks["wake"]["downstream"]) == ("one_failed", ["close_run"])
-        assert [one for one, task in tasks.items() if "wake" in task["downstream"]] == [before]
+        assert tasks["wake"]["rule"] == "one_failed"
+        assert [one for one, task in tasks.items() if "wake" in task["downstream"]] == [task_id]
+        # Another last task is as red as this one: else a run that failed and woke the others would be green.
+        last = tasks[task_id]["downstream"] if name == "watch" else tasks["wake"]["downstream"]
+        assert last == (["ended", "wake"] if name == "watch" else ["close_run"])
 
 
 @pytest.mark.parametrize("name", DAGS)
