@@ -58,8 +58,8 @@ class Due:
     read: Sequence[Read]
     attempts_went_to: set[tuple[str, str]]
     """(topic, broker)"""
-    shards: Mapping[str, bool]
-    """By shard that was read: whether its attempts are known. They are read in one snapshot with the stubs."""
+    shards: Sequence[str]
+    """Those that were read; the attempts come in one snapshot with the stubs."""
     buckets: int
 
 
@@ -113,7 +113,7 @@ def _read(
         (row["topic"], row["broker"]) for found in answered.values() for table in found.sent_to for row in table.to_pylist()
     }
     packets = reduce(DataFrame.union, frames) if frames else spark.createDataFrame([], PACKETS)
-    return Due(packets, read, sent_to, dict.fromkeys(answered, True), buckets)
+    return Due(packets, read, sent_to, list(answered), buckets)
 
 
 @dataclass(frozen=True, slots=True)

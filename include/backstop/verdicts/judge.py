@@ -177,11 +177,11 @@ class Judge:
         with self._control, self._control.cursor() as cursor:
             cursor.execute(_SQL["control_clock"])
             as_of: datetime = cursor.fetchone()[0]
-            stubs, attempts, shards = self._read_stubs(keys)
+            stubs, attempts, shards, without_attempts = self._read_stubs(keys)
             once = _first_of_each(stubs)
             topics = set(once.column("topic").to_pylist())
             looks = look_at_groups(self.sources, cursor, as_of, topics, _went_to(once, attempts))
-            look_at_shards(looks, self.sources, cursor, shards)
+            look_at_shards(looks, self.sources, cursor, shards, without_attempts)
             policy = table(frames.POLICY, frames.policy_rows(
                 self.settings, read_owed_since(cursor, self.settings, topics), topics
             ))  # fmt: skip
@@ -215,12 +215,13 @@ class Judge:
                 self.sources.unreachable.pop(subject, None)  # nothing here waits for a group that owes none of these messages
         return Judgement(as_of, stubs, judged, outcomes, self.sources.unreachable)
 
-    def _read_stubs(self, keys: Sequence[Key]) -> tuple[pa.Table, pa.Table, dict[str, bool]]:
-        """(stubs, attempts, shard -> were its attempts read). Every shard is asked, because one id on two shards is a broken
-        contract that must not be resent."""
+    def _read_stubs(self, keys: Sequence[Key]) -> tuple[pa.Table, pa.Table, list[str], list[str]]:
+        """Stubs, attempts, the shards that answered, and those of them that did not give their attempts. Every shard is asked,
+        because one id on two shards is a broken contract that must not be resent."""
         stubs = [table(STUB_COLUMNS, [])]
         attempts = [table(frames.ATTEMPT, [])]
-        read: dict[str, bool] = {}
+        read: list[str] = []
+        without_attempts: list[str] = []
         known = [key for key in dict.fromkeys(keys) if key.topic in self.settings.topics]
         for name in self.settings.producers:
             try:
@@ -230,6 +231,7 @@ class Judge:
                 continue
             stubs.append(found)
             again = [
+            read.append(name)
                 Key(topic, message_id)
                 for topic, message_id, sends, to_all in zip(
                     *(found.column(column).to_pylist() for column in ("topic", "message_id", "send_count", "first_to_all")),
@@ -240,11 +242,10 @@ class Judge:
             try:
                 if again:
                     attempts.append(self.sources.shard(name).attempt_table(again))
-                read[name] = True
             except Unavailable as error:
                 self.sources.missed(f"shard {name}", error)
-                read[name] = False
-        return pa.concat_tables(stubs).combine_chunks(), pa.concat_tables(attempts), read
+                without_attempts.append(name)
+        return pa.concat_tables(stubs).combine_chunks(), pa.concat_tables(attempts), read, without_attempts
 
     def __enter__(self) -> Self:
         self.sources.__enter__()

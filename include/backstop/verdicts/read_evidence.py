@@ -303,16 +303,19 @@ def _look_at_log_stores(looks: Looks, sources: Sources, clocks: Clocks) -> None:
             looks.groups[topic, group] = replace(look, clock_good=False)
 
 
-def look_at_shards(looks: Looks, sources: Sources, cursor: Any, shards: Mapping[str, bool]) -> None:
-    """Adds each shard's clock; `shards` maps a shard to whether its attempts were read."""
+def look_at_shards(
+    looks: Looks, sources: Sources, cursor: Any, shards: Iterable[str], without_attempts: Collection[str] = ()
+) -> None:
+    """Adds each shard's clock. `without_attempts`: those whose stubs were read and whose attempts were not."""
     clocks = Clocks(cursor)
     allowed = min(sources.settings.policy_for(topic).max_clock_skew for topic in sources.settings.topics)
-    for shard, attempts_read in shards.items():
+    for shard in shards:
         try:
-            looks.shards[shard] = (clocks.within(sources.shard(shard), allowed), attempts_read)
+            is_good = clocks.within(sources.shard(shard), allowed)
         except Unavailable as error:
             sources.missed(f"shard {shard}", error)
-            looks.shards[shard] = (False, attempts_read)
+            is_good = False
+        looks.shards[shard] = (is_good, shard not in without_attempts)
 
 
 def look_after_logs(looks: Looks, sources: Sources, cursor: Any, ids: Sequence[str] | None = None) -> None:
