@@ -110,6 +110,10 @@ def _owes(stub: Row, policy: Row, tables: Tables) -> bool:
         here = (start["topic"], start["consumer_group"]) == where
         here = here and stub["first_queue_id"] == start["queue_id"]
         here = here and stub["first_queue_epoch"] == start["epoch"]
+        here = here and (stub["first_broker"] or policy["broker"]) == start["broker"]
+        # From this instant on the same epoch may be another life's: the place of what was sent then is not known.
+        sent_by = stub["created_at"] + policy["attempt_timeout"]
+        here = here and (start["only_until"] is None or sent_by < start["only_until"])
         # Offsets are never compared across epochs; without a known place of number 1, created_at has decided.
         if here and less(stub["first_queue_offset"], start["start_offset"]) is True:
             return False

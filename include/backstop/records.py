@@ -196,6 +196,7 @@ class Stub:
     """Where number 1 was stored, whatever was sent later; null: not known."""
     first_groups: tuple[str, ...] | None = None
     """The groups that number 1 was addressed to; null: all."""
+    first_broker: str | None = None
 
     @property
     def key(self) -> Key:

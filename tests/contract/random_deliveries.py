@@ -221,7 +221,8 @@ def owed_tables(seed: int, topics: int, stubs_each: int) -> dict[str, list[Row]]
                     {"topic": topic, "consumer_group": group, "tag": tag} for tag in tags
                 )
             tables["start_offset"].extend(
-                {"topic": topic, "consumer_group": group, "queue_id": q, "epoch": "e2", "start_offset": 10}
+                {"topic": topic, "consumer_group": group, "broker": dice.random.choice(("main", "main", "side")), "queue_id": q,
+                 "epoch": "e2", "start_offset": 10, "only_until": dice.maybe(dice.near(came + row["attempt_timeout"], left), 0.5)}
                 for q in (0, 1) if dice.chance(0.4)
             )  # fmt: skip
         for _ in range(stubs_each):
@@ -230,6 +231,7 @@ def owed_tables(seed: int, topics: int, stubs_each: int) -> dict[str, list[Row]]
             one["created_at"] = dice.near(came, left)
             # Where number 1 lies, whatever was sent later.
             one.update({f"first_{name}": value for name, value in position(dice, dice.chance(0.8)).items()})
+            one["first_broker"] = broker(dice)
             if one["first_queue_offset"] is not None and dice.chance(0.5):
                 one["first_queue_offset"] = dice.random.choice((9, 10, 11))
             one["tag"] = dice.maybe(dice.random.choice(("red", "%", "", "blue")), 0.2)

@@ -401,7 +401,7 @@ def test_the_place_and_groups_of_number_1_stay_whatever_is_sent_later(world: Pos
     """They say who owes a message: a resend must not change it."""
 
     def first() -> list[Any]:
-        names = ("first_queue_id", "first_queue_offset", "first_queue_epoch", "first_to_all")
+        names = ("first_broker", "first_queue_id", "first_queue_offset", "first_queue_epoch", "first_to_all")
         found = store.stub_table([KEY])
         (stub,) = store.stubs([KEY]).values()
         seen = [found.column(name).to_pylist()[0] for name in names]
@@ -409,13 +409,13 @@ def test_the_place_and_groups_of_number_1_stay_whatever_is_sent_later(world: Pos
         return seen
 
     world.put_stub(send_count=1, sent_at=NOW, broker="main", queue_id=1, queue_offset=7, queue_epoch="e")
-    assert first() == [1, 7, "e", True]
+    assert first() == ["main", 1, 7, "e", True]
     for number, offset in ((2, 40), (3, 50)):
         claim = claim_of(send_number=number, groups=["billing"], only_when_due=False)
         assert store.claim([claim]) == {KEY}
-        assert first() == [1, 7, "e", True]
+        assert first() == ["main", 1, 7, "e", True]
         store.settle([Settlement(KEY, number, claim.token, Outcome.SENT, Position(2, offset, "f"), "main2")])
-        assert first() == [1, 7, "e", True]
+        assert first() == ["main", 1, 7, "e", True]
     assert world.stub()["first_broker"] == "main"
 
 

@@ -188,6 +188,13 @@ OWED: tuple[tuple[dict[str, Any], dict[str, Any], bool], ...] = (
     ({"first_queue_offset": 9, "queue_offset": 200, "send_count": 2}, {}, False),
     ({"first_queue_offset": 9, "queue_offset": None, "queue_id": None, "queue_epoch": None, "send_count": 2}, {}, False),
     ({"first_queue_offset": None, "first_queue_id": None, "first_queue_epoch": None}, {"active_from": NOW}, False),
+    # Another broker's queue, and a later life of the queue under the same epoch, have offsets of their own.
+    ({"first_queue_offset": 9, "first_broker": "side"}, {}, True),
+    ({"first_queue_offset": 9, "first_broker": "side"}, {"broker": "side"}, True),
+    ({"first_queue_offset": 9, "first_broker": None}, {}, False),
+    ({"first_queue_offset": 9, "created_at": NOW - 1}, {"attempt_timeout": 1}, False),
+    ({"first_queue_offset": 9, "created_at": NOW}, {"attempt_timeout": 1}, True),
+    ({"first_queue_offset": 9, "created_at": NOW}, {"attempt_timeout": 1, "active_from": NOW + 1}, False),
 )
 """What differs of the stub and of the policy; is it owed?"""
 
@@ -195,15 +202,15 @@ OWED: tuple[tuple[dict[str, Any], dict[str, Any], bool], ...] = (
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_delivery_is_owed_or_not_at_each_boundary(runs: Mapping[str, engines.Run], engine: str) -> None:
     tables: dict[str, Rows] = {name: [] for name in ("stub", "policy", "group_tag", "start_offset")}
-    start = {"queue_id": 0, "epoch": "e2", "start_offset": 10}
+    start = {"broker": "main", "queue_id": 0, "epoch": "e2", "start_offset": 10, "only_until": NOW + 1}
     for number, (stub, policy, _) in enumerate(OWED):
         where = {"topic": f"t{number}", "consumer_group": "billing"}
         tables["stub"].append({
             **dict.fromkeys(frames.STUB), **truth_table.STUB, "stub_id": number, "shard": "s",
             "message_id": "m", "topic": where["topic"], "created_at": NOW - 1,
-            "first_queue_id": 0, "first_queue_offset": 10, "first_queue_epoch": "e2", **stub,
+            "first_broker": "main", "first_queue_id": 0, "first_queue_offset": 10, "first_queue_epoch": "e2", **stub,
         })  # fmt: skip
-        tables["policy"].append({**where, **truth_table.POLICY, **policy})
+        tables["policy"].append({**where, **truth_table.POLICY, "attempt_timeout": 0, **policy})
         tables["group_tag"].extend({**where, "tag": tag} for tag in ("red", "green"))
         tables["start_offset"].append({**where, **start})
     wanted = [number for number, (_, _, owes) in enumerate(OWED) if owes]

@@ -56,3 +56,36 @@ def test_a_run_that_is_refused_notes_no_group(world: World) -> None:
         raise AssertionError("two runs of one scope")
     close_run(world.conn, run, "done", Counts())
     assert world.control("SELECT count(*) FROM owed_since WHERE topic = 'orders' AND consumer_group = 'audit'") == [(0,)]
+
+
+def test_a_start_offset_covers_only_the_life_of_the_queue_that_it_was_written_for(world: World) -> None:
+    """RocketMQ gives every life of every queue the epoch "0": offsets that begin again lie below the start offset."""
+    content = written_settings()
+    started = {"start_offsets": {0: {"offset": 100, "epoch": "0"}}}
+    content["topics"]["orders"]["groups"] = {"billing": {}, "shipping": {}, "audit": started}
+    content["groups"]["audit"]["active_from"] = "2020-01-01T00:00:00Z"
+    settings = from_mapping(content)
+
+    def put(message_id: str, age: str, offset: int, broker: str = "embedded") -> None:
+        world.stub(message_id, sends=1, age=age)
+        world.run("producer_a", """
+            UPDATE message_stub SET sent_at = attempted_at, broker = %s, queue_id = 0, queue_offset = %s, queue_epoch = '0'
+            WHERE message_id = %s""", (broker, offset, message_id))  # fmt: skip
+
+    put("below", "60 minutes", 50)
+    put("above", "60 minutes", 100)
+    put("elsewhere", "60 minutes", 50, "second")
+    put("anew", "10 minutes", 50)
+    owed = {"billing", "shipping"}
+    for known in ("", "one life", "two lives"):
+        if known == "one life":
+            world.control("INSERT INTO queue_epoch (broker, topic, queue_id, epoch, accepted, first_seen_at, read_at)"
+                          " VALUES ('embedded', 'orders', 0, '0', true, now() - interval '2 h', now() - interval '30 min')")
+        if known == "two lives":  # as a look records them that finds the next offset below the last one
+            world.control("UPDATE queue_epoch SET present = false")
+            world.control("INSERT INTO queue_epoch (broker, topic, queue_id, epoch, accepted, next_offset, read_at)"
+                          " VALUES ('embedded', 'orders', 0, '0~1', false, 60, now())")  # fmt: skip
+        assert owing(world, settings, "below") == owed
+        assert owing(world, settings, "above") == owed | {"audit"}
+        assert owing(world, settings, "elsewhere") == owed | {"audit"}
+        assert owing(world, settings, "anew") == (owed | {"audit"} if known == "two lives" else owed)

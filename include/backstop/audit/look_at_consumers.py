@@ -28,6 +28,7 @@ from backstop.verdicts.frames import instant
 from backstop.verdicts.owed_since import read_owed_since
 from backstop.verdicts.read_logs import read_logs
 from backstop.verdicts.sources import Sources
+from backstop.verdicts.start_offsets import read_start_offsets
 
 _SQL = load("backstop.audit", "queries.sql")
 PAGE = 5_000
@@ -108,11 +109,12 @@ def _look_up(sources: Sources, engine: Engine, control: Any, shard: str, keys: l
     topics = set(stubs.column("topic").to_pylist())
     with control, control.cursor() as cursor:
         owed_from = read_owed_since(cursor, settings, topics)
+        start_offsets = read_start_offsets(cursor, settings, topics)
     owed = engine.run("deliveries", {
         "stub": stubs.add_column(0, "stub_id", pa.array(range(stubs.num_rows), pa.int64())),
         "policy": table(frames.POLICY, frames.policy_rows(settings, owed_from, topics)),
         "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
-        "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(settings)),
+        "start_offset": table(frames.START_OFFSET, start_offsets),
     })  # fmt: skip
     logs, answered = read_logs(sources, owed, set())
     told = {row["consumer_group"] for row in answered.to_pylist() if row["answered"]}

@@ -19,6 +19,7 @@ from backstop.verdicts.frames import micros
 from backstop.verdicts.owed_since import read_owed_since
 from backstop.verdicts.read_evidence import Clocks
 from backstop.verdicts.sources import Sources
+from backstop.verdicts.start_offsets import read_start_offsets
 
 Delivery = tuple[str, str, str]
 """topic, message_id, consumer_group"""
@@ -104,7 +105,7 @@ def owed_by(settings: Settings, cur: Any, stubs: Mapping[Key, Stub]) -> dict[Key
         found = engine.run("deliveries", {
             "stub": table(frames.STUB, rows), "policy": table(frames.POLICY, policy),
             "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
-            "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(settings)),
+            "start_offset": table(frames.START_OFFSET, read_start_offsets(cur, settings, topics)),
         })  # fmt: skip
     finally:
         engine.close()

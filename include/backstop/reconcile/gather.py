@@ -31,6 +31,7 @@ from backstop.verdicts.evidence import Looks
 from backstop.verdicts.owed_since import read_owed_since
 from backstop.verdicts.read_evidence import look_after_logs, look_at_groups, look_at_shards
 from backstop.verdicts.sources import Sources
+from backstop.verdicts.start_offsets import read_start_offsets
 
 _SQL = load("backstop.verdicts", "queries.sql")
 
@@ -97,12 +98,13 @@ def gather(
         hold(cursor, run)
         record.record_looks(cursor, run, looks)
         owed_from = read_owed_since(cursor, settings, topics)
+        start_offsets = read_start_offsets(cursor, settings, topics)
     policy = table(frames.POLICY, frames.policy_rows(settings, owed_from, topics))
     phases.end("look")
 
     tables = {
         "policy": policy, "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
-        "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(settings)),
+        "start_offset": table(frames.START_OFFSET, start_offsets),
     }  # fmt: skip
     scans = choose_scans(settings, sources, due, partitions)
     logs = scanned_logs(spark, settings, connections, scans, due.buckets)

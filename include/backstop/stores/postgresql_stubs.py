@@ -126,6 +126,7 @@ class PostgresStubs:
                 first_queue_offset=row[22],
                 first_queue_epoch=row[23],
                 first_groups=None if row[24] is None else tuple(row[24]),
+                first_broker=row[25],
             )
             for row in self._by_key("stubs", keys)
         }

@@ -44,6 +44,7 @@ SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_
         least(s.attempt_deadline, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END
         AS attempt_deadline,
     s.attempt_token IS NULL AS settled, s.broker, s.queue_id, s.queue_offset, s.queue_epoch,
+    CASE WHEN s.send_count <= 1 THEN s.broker ELSE s.first_broker END AS first_broker,
     CASE WHEN s.send_count <= 1 THEN s.queue_id ELSE s.first_queue_id END AS first_queue_id,
     CASE WHEN s.send_count <= 1 THEN s.queue_offset ELSE s.first_queue_offset END AS first_queue_offset,
     CASE WHEN s.send_count <= 1 THEN s.queue_epoch ELSE s.first_queue_epoch END AS first_queue_epoch,
@@ -128,7 +129,7 @@ SELECT s.topic, s.message_id, s.status, s.send_count, s.refusals, s.max_sends, s
     CASE WHEN s.send_count <= 1 THEN s.queue_id ELSE s.first_queue_id END,
     CASE WHEN s.send_count <= 1 THEN s.queue_offset ELSE s.first_queue_offset END,
     CASE WHEN s.send_count <= 1 THEN s.queue_epoch ELSE s.first_queue_epoch END,
-    s.first_groups
+    s.first_groups, CASE WHEN s.send_count <= 1 THEN s.broker ELSE s.first_broker END
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
 CROSS JOIN LATERAL (
     SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;

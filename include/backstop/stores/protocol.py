@@ -51,7 +51,8 @@ STUB_COLUMNS: Mapping[str, str] = {
     "next_check_at": "bigint", "created_at": "bigint", "first_seen_at": "bigint", "judged_at": "bigint",
     "deliver_at": "bigint", "attempted_at": "bigint", "sent_at": "bigint", "attempt_deadline": "bigint",
     "settled": "boolean", "broker": "string", "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
-    "first_queue_id": "int", "first_queue_offset": "bigint", "first_queue_epoch": "string", "first_to_all": "boolean",
+    "first_broker": "string", "first_queue_id": "int", "first_queue_offset": "bigint", "first_queue_epoch": "string",
+    "first_to_all": "boolean",
 }  # fmt: skip
 """What a verdict needs of a stub, in Spark's type names; also the order of the columns. `settled`: no attempt is under way, so
 that `attempted_at` says when the newest send began at the latest; `first_*`: the place of number 1, and whether it was addressed

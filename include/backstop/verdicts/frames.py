@@ -53,7 +53,8 @@ POLICY: Final[Columns] = {
 }  # fmt: skip
 GROUP_TAG: Final[Columns] = {"topic": "string", "consumer_group": "string", "tag": "string"}
 START_OFFSET: Final[Columns] = {
-    "topic": "string", "consumer_group": "string", "queue_id": "int", "epoch": "string", "start_offset": "bigint",
+    "topic": "string", "consumer_group": "string", "broker": "string", "queue_id": "int", "epoch": "string",
+    "start_offset": "bigint", "only_until": "bigint",
 }  # fmt: skip
 INSTANT: Final[Columns] = {"as_of": "bigint"}
 GROUP_STATE: Final[Columns] = {
@@ -153,19 +154,6 @@ def group_tag_rows(settings: Settings) -> list[Row]:
         for group, subscription in topic_settings.groups.items()
         for tag in subscription.tags or ()
     ]
-
-
-def start_offset_rows(settings: Settings) -> list[Row]:
-    """The offsets below which a group owes nothing, within one epoch of a queue."""
-    return [
-        {
-            "topic": topic, "consumer_group": group, "queue_id": queue_id, "epoch": start.epoch,
-            "start_offset": start.offset,
-        }
-        for topic, topic_settings in settings.topics.items()
-        for group, subscription in topic_settings.groups.items()
-        for queue_id, start in subscription.start_offsets.items()
-    ]  # fmt: skip
 
 
 def no_taker_rows(settings: Settings) -> list[Row]:

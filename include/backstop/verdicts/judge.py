@@ -24,6 +24,7 @@ from backstop.verdicts.owed_since import read_owed_since
 from backstop.verdicts.read_evidence import look_after_logs, look_at_groups, look_at_shards
 from backstop.verdicts.read_logs import read_logs
 from backstop.verdicts.sources import Sources
+from backstop.verdicts.start_offsets import read_start_offsets
 
 _SQL = load("backstop.verdicts", "queries.sql")
 
@@ -187,7 +188,7 @@ class Judge:
             ))  # fmt: skip
             owed = self._engine.run("deliveries", {
                 "stub": once, "policy": policy, "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(self.settings)),
-                "start_offset": table(frames.START_OFFSET, frames.start_offset_rows(self.settings)),
+                "start_offset": table(frames.START_OFFSET, read_start_offsets(cursor, self.settings, topics)),
             })  # fmt: skip
             logs, answered = read_logs(self.sources, owed, set())
             delivery = self._engine.run("delivery", {"owed": owed, "found_log": logs, "answered": answered})
@@ -230,8 +231,8 @@ class Judge:
                 self.sources.missed(f"shard {name}", error)
                 continue
             stubs.append(found)
-            again = [
             read.append(name)
+            again = [
                 Key(topic, message_id)
                 for topic, message_id, sends, to_all in zip(
                     *(found.column(column).to_pylist() for column in ("topic", "message_id", "send_count", "first_to_all")),

@@ -5,6 +5,12 @@ SELECT queue_id, epoch, accepted, next_offset, read_at
 FROM queue_epoch
 WHERE broker = %(broker)s AND topic = %(topic)s AND present;
 
+-- name: lives_of_queues: every life of these topics' queues, the one that was seen first first, and when each was seen last
+SELECT topic, queue_id, broker, epoch, read_at
+FROM queue_epoch
+WHERE topic = ANY (%(topics)s::text[])
+ORDER BY first_seen_at, epoch;
+
 -- name: settled_progress: for each queue the newest progress recorded at or before an instant
 SELECT DISTINCT ON (queue_id) queue_id, epoch, next_offset, passed_until
 FROM progress_history
