@@ -934,6 +934,10 @@ class TestDeadLetters:
         once, again = list(adapter.broker.dead_letters(group)), list(adapter.broker.dead_letters(group))
         assert once == again and [letter.message_id for letter in once] == ["m-0", "m-1"]
         assert len({letter.broker_id for letter in once}) == 2
+        since = dict(letter.place for letter in once[:1] if letter.place)
+        assert list(adapter.broker.dead_letters(group, since=since)) == (once[1:] if since else once)
+        since = dict(letter.place for letter in once if letter.place)
+        assert list(adapter.broker.dead_letters(group, since=since)) == ([] if since else once)
 
     def test_one_without_a_readable_id_is_told_without_one(
         self, adapter: UnderTest, topic: str, group: str

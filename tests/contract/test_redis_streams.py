@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -19,7 +20,7 @@ from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import BrokerSettings, Settings
 from backstop.errors import BrokerUnavailable, ConfigurationError, ContractBroken
-from backstop.records import Message, Outcome
+from backstop.records import ID_HEADER, Message, Outcome
 from backstop_lab.servers.valkey import Valkey
 from contract.conftest import RedisStreamsUnderTest
 
@@ -278,6 +279,40 @@ class TestDeadLetterEntry:
         for _ in range(3):
             receive(subscription, 1, seconds=0.6)
         assert [letter.message_id for letter in own.broker.dead_letters("g")] == [None]
+
+    def test_a_foreign_id_beyond_all_offsets_costs_only_its_own_entry(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        publish(own.broker, 2)
+        stream, huge = own.keys.stream("t", 0), "18446744073709551615-1"
+        own.raw.xadd(stream, {"headers": json.dumps({ID_HEADER: "huge"}), "content": b""}, id=huge)
+        subscription = own.another(delivery_limit=1).subscribe("g", ["t"], "c1")
+        got = receive(subscription, 3)
+        assert [(one.message.message_id, one.position and one.position.offset) for one in got] == [
+            ("m-0", 0), ("m-1", 1), ("huge", None)
+        ]  # fmt: skip
+        subscription.acknowledge(got)
+        for retries in (own.broker.list_retries("t", "g"), None):
+            [position] = own.broker.progress("t", "g") if retries is None else retries.but_for_them or ()
+            assert position.next_offset == 2
+            assert own.broker.clock() - position.passed_until < timedelta(seconds=30) if retries else position.pending == 1
+        own.raw.xdel(stream, "1-0", "2-0")
+        [queue] = own.broker.queues("t")
+        assert (queue.first_offset, queue.next_offset) == (2, 2)
+        while own.broker.progress("t", "g")[0].pending:
+            assert subscription.fetch(1, SHORT) == []  # its visibility ends, and so does it
+        own.raw.xadd(own.keys.dead("t", "g"), {"headers": json.dumps({ID_HEADER: "odd"})}, id=huge)
+        letters = list(own.broker.dead_letters("g"))
+        assert [(one.message_id, one.died_at is None) for one in letters] == [("huge", False), ("odd", True)]
+        [position] = own.broker.progress("t", "g")
+        assert (position.next_offset, position.pending) == (2, 0)
+        assert own.broker.clock() - position.passed_until < timedelta(seconds=30)
+        [reader] = [own.broker.open_dead_letters(name) for name in own.broker.dead_letter_queues(["g"])]
+        drained = reader.read(10)
+        assert [(one.message_id, one.position) for one in drained] == [("huge", None), ("odd", None)]
+        assert drained[0].invalid is not None and "origin-offset" in drained[0].invalid
+        reader.acknowledge(drained)
+        assert list(own.broker.dead_letters("g")) == []
 
 
 class TestConsumers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.verdicts.evidence import GroupLook, Looks
 from backstop.verdicts.read_evidence import look_after_logs
+from backstop.verdicts.seen_dead_letters import SeenDeadLetters
 from control_world import World, servers, world  # noqa: F401
 from triage_world import letter
 
@@ -21,11 +23,11 @@ LETTERS = 200_000
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-def stream(group: str) -> Iterator[DeadLetterRef]:
+def stream(group: str, *, since: Any) -> Iterator[DeadLetterRef]:
     """As an adapter gives them: one after the other. One in four is of a topic that is not judged."""
     for n in range(LETTERS):
         topic = "orders" if n % 4 else "elsewhere"
-        yield DeadLetterRef(group=group, topic=topic, message_id=f"order-{n:09}", broker_id=str(n), died_at=NOW)
+        yield DeadLetterRef(group, topic, f"order-{n:09}", str(n), NOW, ("dead", str(n)))
 
 
 def looked(world: World, ids: list[str] | None) -> tuple[Looks, float]:
@@ -33,7 +35,7 @@ def looked(world: World, ids: list[str] | None) -> tuple[Looks, float]:
     looks = Looks(NOW, groups={("orders", "billing"): GroupLook("orders", "billing", "embedded")})
     sources: Any = SimpleNamespace(
         settings=world.settings, logs_of=lambda _: SimpleNamespace(floor=lambda _: NOW),
-        broker=lambda _: SimpleNamespace(dead_letters=stream),
+        broker=lambda _: SimpleNamespace(dead_letters=stream), seen_dead_letters=defaultdict(SeenDeadLetters),
     )  # fmt: skip
     tracemalloc.start()
     arrow = pa.total_allocated_bytes()

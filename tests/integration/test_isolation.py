@@ -6,6 +6,7 @@ in the next one.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
@@ -15,6 +16,7 @@ import psycopg2
 import pytest
 import redis
 
+from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.errors import PromotionFailed, Unavailable
 from backstop.named_sql import load
@@ -29,7 +31,7 @@ from backstop.reconcile.stage import (
     keep_incoming,
     open_incoming,
 )
-from backstop.records import Counts, Key
+from backstop.records import ID_HEADER, Counts, Key
 from backstop.resend.request import Ask, ask
 from backstop.resend.work import run_duty as resend
 from backstop.runs.run import EndState, close_run, open_run
@@ -284,10 +286,10 @@ def test_what_fails_of_one_group_or_shard_is_unknown_of_it_alone_at_a_claim(
     key = lose(world, "lost")
     whole = getattr(owner, method)
 
-    def maybe(self: Any, *arguments: Any) -> Any:
+    def maybe(self: Any, *arguments: Any, **options: Any) -> Any:
         if part in (*arguments, getattr(self, "shard", None)) or part in repr(self):
             raise Odd(method)
-        return whole(self, *arguments)
+        return whole(self, *arguments, **options)
 
     monkeypatch.setattr(owner, method, maybe)
     conn = world.control()
@@ -317,6 +319,52 @@ def test_a_claim_waits_only_for_the_groups_that_it_needs(postgres: Postgres, val
             resend(world.settings, world.connections)
         assert world.rows("shop_a", "SELECT send_count FROM message_stub") == [(2,)]
         assert world.rows("control", "SELECT state, groups FROM resend_request") == [("sent", ["billing"])]
+
+
+def test_a_claim_reads_only_the_dead_letters_that_came_since_the_last_one(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [lose(world, message_id) for message_id in ("first", "second", "third", "fourth")]
+    client = redis.Redis.from_url(world.urls["broker"])
+    whole = RedisStreams.dead_letters
+    read: list[str | None] = []
+
+    def counted(self: Any, group: str, **options: Any) -> Iterator[DeadLetterRef]:
+        for dead_letter in whole(self, group, **options):
+            read.append(dead_letter.message_id)
+            yield dead_letter
+
+    monkeypatch.setattr(RedisStreams, "dead_letters", counted)
+
+    def bury(*message_ids: str) -> list[Any]:
+        fields = {"origin-topic": "orders", "origin-group": "billing"}
+        return [
+            client.xadd(Keys().dead("orders", "billing"), {"headers": json.dumps({ID_HEADER: one}), **fields})
+            for one in message_ids
+        ]  # fmt: skip
+
+    conn = world.control()
+    with Judge(world.settings, world.connections, conn) as judge:
+
+        def judged(key: Key) -> tuple[str, list[str | None]]:
+            read.clear()
+            verdicts = {one.consumer_group: str(one.verdict) for one in judge.judge([key])}
+            return verdicts["billing"], list(read)
+
+        _, _, third = bury("other-1", "other-2", "third")
+        assert judged(keys[0]) == ("LOST", ["other-1", "other-2", "third"])
+        assert judged(keys[1]) == ("LOST", [])
+        bury("other-3", "second")
+        assert judged(keys[1]) == ("DEAD_LETTERED", ["other-3", "second"])
+        assert judged(keys[2]) == ("DEAD_LETTERED", ["other-1", "other-2", "third", "other-3", "second"])
+        # Drained and decided since: what is remembered only rules out.
+        client.xdel(Keys().dead("orders", "billing"), third)
+        assert judged(keys[2]) == ("LOST", ["other-1", "other-2", "other-3", "second"])
+        # A queue that begins anew is read from its beginning.
+        client.delete(Keys().dead("orders", "billing"))
+        client.xadd(Keys().dead("orders", "billing"), {"headers": json.dumps({ID_HEADER: "fourth"})}, id="1-1")
+        assert judged(keys[3]) == ("DEAD_LETTERED", ["fourth"])
+    conn.close()
 
 
 def test_half_a_surrogate_pair_in_the_id_of_a_dead_letter_hides_nothing_else(world: System) -> None:

@@ -143,6 +143,8 @@ class DeadLetterRef:
     broker_id: str
     died_at: datetime | None = None
     """When it was put there, by the broker's clock; null: the broker does not tell."""
+    place: tuple[str, str] | None = None
+    """The queue and the entry, where entries only ever come behind the others: `dead_letters` can then read from there on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +235,12 @@ class Broker(Protocol):
         decided by it, and a consumer that does not answer soon is one that does not tell."""
         ...
 
-    def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
-        """The group's dead-letter queue, from its beginning to the end it has at the call, nothing removed."""
+    def dead_letters(self, group: str, *, since: Mapping[str, str] | None = None) -> Iterator[DeadLetterRef]:
+        """The group's dead-letter queue, from its beginning to the end it has at the call, nothing removed.
+
+        `since`: for each queue the place of the last entry that was read before: only those behind it. A queue that is not
+        named, that begins anew, or whose entries have no place is read whole.
+        """
         ...
 
     def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:

@@ -329,11 +329,11 @@ def look_after_logs(looks: Looks, sources: Sources, cursor: Any, ids: Sequence[s
     looks.dead = DeadLetters({topic for topic, _ in looks.groups}, ids)
     for one in (looks, *looks.others):
         one.dead = looks.dead
-        _look_at_floors_and_dead_letters(one, sources)
+        _look_at_floors_and_dead_letters(one, sources, ids)
     _look_at_stored_letters(looks, cursor, ids)
 
 
-def _look_at_floors_and_dead_letters(looks: Looks, sources: Sources) -> None:
+def _look_at_floors_and_dead_letters(looks: Looks, sources: Sources, ids: Sequence[str] | None) -> None:
     read: dict[tuple[str, str], bool] = {}
     for (topic, group), look in looks.groups.items():
         name, store = look.broker, sources.settings.groups[group].store
@@ -342,7 +342,7 @@ def _look_at_floors_and_dead_letters(looks: Looks, sources: Sources) -> None:
         except Unavailable as error:
             sources.missed(f"store {store}", error)
         if (name, group) not in read:
-            read[name, group] = _look_at_dead_letters(looks, sources, name, group)
+            read[name, group] = _look_at_dead_letters(looks, sources, name, group, ids)
         looks.groups[topic, group] = replace(look, dead_letters_read=read[name, group])
 
 
@@ -358,9 +358,15 @@ def _look_at_stored_letters(looks: Looks, cursor: Any, ids: Sequence[str] | None
             looks.dead.add(dict.fromkeys(topics), message_id, group)
 
 
-def _look_at_dead_letters(looks: Looks, sources: Sources, broker: str, group: str) -> bool:
+def _look_at_dead_letters(looks: Looks, sources: Sources, broker: str, group: str, ids: Sequence[str] | None) -> bool:
+    seen, since = None, None
+    if ids is not None:
+        seen = sources.seen_dead_letters[broker, group]
+        since = seen.since(ids)
     try:
-        for letter in sources.broker(broker).dead_letters(group):
+        for letter in sources.broker(broker).dead_letters(group, since=since):
+            if seen is not None:
+                seen.add(letter)
             if letter.message_id is None:
                 continue
             # A dead letter that lost its topic may be of any topic the group takes.

@@ -6,6 +6,7 @@ its configuration must never end the reading of the others.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -25,6 +26,7 @@ from backstop.errors import (
 )
 from backstop.stores.open import open_log_store, open_stub_store
 from backstop.stores.protocol import LogStore, StubStore
+from backstop.verdicts.seen_dead_letters import SeenDeadLetters
 
 
 class Sources:
@@ -40,6 +42,8 @@ class Sources:
         self._shards: dict[str, StubStore] = {}
         self._logs: dict[str, LogStore] = {}
         self._brokers: dict[str, Broker] = {}
+        self.seen_dead_letters: defaultdict[tuple[str, str], SeenDeadLetters] = defaultdict(SeenDeadLetters)
+        """By broker and group, for those who judge again and again by key."""
 
     def shard(self, name: str) -> StubStore:
         """The producer database of this name."""

@@ -158,7 +158,8 @@ class ActiveMQ:
     def holders(self, topic: str, group: str) -> list[Holder]:
         return []
 
-    def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
+    def dead_letters(self, group: str, *, since: Mapping[str, str] | None = None) -> Iterator[DeadLetterRef]:
+        """`since` is not used: a browser sees a queue from its beginning."""
         return iter(self._looker.dead_letters(group))
 
     def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:

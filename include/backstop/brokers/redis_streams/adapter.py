@@ -153,8 +153,8 @@ class RedisStreams:
     def holders(self, topic: str, group: str) -> list[Holder]:
         return []
 
-    def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
-        return self._looker.dead_letters(group)
+    def dead_letters(self, group: str, *, since: Mapping[str, str] | None = None) -> Iterator[DeadLetterRef]:
+        return self._looker.dead_letters(group, since or {})
 
     def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
         """One a group and topic that the group ever took, also when the topic is gone. Letters of a group that nobody

@@ -9,6 +9,7 @@ from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams.keys import offset_of
 from backstop.records import Message, Position, id_in
 
+LAST_OFFSET = 2**63 - 1
 UNREADABLE_ID = ""
 """The id of an entry without a readable id header: the consumer's contract check refuses it."""
 
@@ -39,7 +40,8 @@ def received(
         tag=_text(found, b"tag"),
         partition_key=_text(found, b"key"),
     )
-    position = Position(queue, offset, _text(found, b"epoch") or epoch)
+    # An id beyond all offsets that a database holds is a foreign one, and no place.
+    position = Position(queue, offset, _text(found, b"epoch") or epoch) if offset < LAST_OFFSET else None
     return Received(message, position, f"{queue}/{entry_id.decode()}", deliveries)
 
 

@@ -63,9 +63,10 @@ class Looker:
         )
         states = []
         for queue, (now, epoch, next_offset, first_id) in enumerate(answers):
-            # With no entry left, everything below the next offset is gone.
-            first = offset_of(first_id) if first_id else int(next_offset)
-            states.append(QueueState(queue, epoch.decode(), first, int(next_offset), instant_of(now)))
+            # With no entry left, or none but a foreign one behind them, everything below the next offset is gone.
+            following = int(next_offset)
+            first = min(offset_of(first_id), following) if first_id else following
+            states.append(QueueState(queue, epoch.decode(), first, following, instant_of(now)))
         return states
 
     def progress(self, topic: str, group: str) -> list[GroupPosition]:
@@ -107,7 +108,7 @@ class Looker:
         )
         return {queue: instant_of(time or now) for queue, (now, time) in zip(offsets, answers, strict=True)}
 
-    def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
+    def dead_letters(self, group: str, since: Mapping[str, str]) -> Iterator[DeadLetterRef]:
         doing = f"reading the dead letters of {group!r}"
         [topics] = self._exchange.ask([("SMEMBERS", self._keys.group(group))], doing)
         names = sorted(topic.decode() for topic in topics)
@@ -118,13 +119,15 @@ class Looker:
             else []
         )
         there = [(topic, key, end[0][0]) for topic, key, end in zip(names, keys, ends, strict=True) if end]
-        return self._read_dead(group, there, doing)
+        return self._read_dead(group, there, since, doing)
 
     def _read_dead(
-        self, group: str, there: list[tuple[str, str, bytes]], doing: str
+        self, group: str, there: list[tuple[str, str, bytes]], since: Mapping[str, str], doing: str
     ) -> Iterator[DeadLetterRef]:
         for topic, key, end in there:
-            start = b"-"
+            # A stream that ends before the place may be another one.
+            known = since.get(key)
+            start = b"-" if known is None or _numbers_of(end) < _numbers_of(known.encode()) else b"(" + known.encode()
             while True:
                 page: list[Any]
                 [page] = self._exchange.ask([READ_DEAD.call((key,), start, end, DEAD_PAGE)], doing)
@@ -134,7 +137,8 @@ class Looker:
                         topic=origin_topic.decode(errors="replace") or topic,
                         message_id=id_in(headers_of(headers)),
                         broker_id=f"{encode(topic)}/{entry_id.decode()}",
-                        died_at=datetime.fromtimestamp(int(entry_id.split(b"-")[0]) / 1000, UTC),
+                        died_at=_time_of(entry_id),
+                        place=(key, entry_id.decode()),
                     )
                 if len(page) < DEAD_PAGE:
                     break
@@ -142,3 +146,17 @@ class Looker:
 
     def _of(self, topic: str, queue: int) -> tuple[str, str]:
         return self._keys.stream(topic, queue), self._keys.life(topic, queue)
+
+
+def _time_of(entry_id: bytes) -> datetime | None:
+    """The server's time when it stored the entry; null: somebody wrote an id that is no time."""
+    try:
+        return datetime.fromtimestamp(int(entry_id.split(b"-")[0]) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _numbers_of(entry_id: bytes) -> tuple[int, int]:
+    """An entry's id, as the server orders them."""
+    first, _, second = entry_id.partition(b"-")
+    return int(first), int(second)

@@ -204,10 +204,11 @@ class RedisSubscription:
 
 def _place(received: Received) -> tuple[int, str, str]:
     queue, _, entry_id = received.broker_id.partition("/")
-    if received.position is None or not entry_id:
+    if not entry_id:
         raise ContractBroken(
             "This message was not received from a Redis Streams subscription.",
             kept="Nothing was acknowledged or handed back.",
             next_step="Give back the objects that `fetch` returned.",
         )
-    return int(queue), entry_id, received.position.epoch
+    # What has no position is of no life of ours: it comes again until it is a dead letter.
+    return int(queue), entry_id, received.position.epoch if received.position else ""

@@ -168,8 +168,8 @@ class RocketMQ:
     def holders(self, topic: str, group: str) -> list[Holder]:
         return holders(self._pool, self._looker, self._routes.brokers, topic, group, time.monotonic() + self._seconds)
 
-    def dead_letters(self, group: str) -> Iterator[DeadLetterRef]:
-        return self._drain.letters(group)
+    def dead_letters(self, group: str, *, since: Mapping[str, str] | None = None) -> Iterator[DeadLetterRef]:
+        return self._drain.letters(group, since or {})
 
     def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
         return self._drain.queues(groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
@@ -14,7 +14,7 @@ from backstop.brokers.rocketmq.dead_queue import DeadQueue, DeadQueues
 from backstop.brokers.rocketmq.find_origins import Dead, Origins
 from backstop.brokers.rocketmq.names import dead_letter_topic, group_of_dead_letters
 from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.read_letter import read_letter, ref_of, topic_of
+from backstop.brokers.rocketmq.read_letter import place_of, read_letter, ref_of, topic_of
 from backstop.brokers.rocketmq.route import Routes
 from backstop.brokers.rocketmq.stored import Stored
 from backstop.errors import ConfigurationError
@@ -37,12 +37,12 @@ class Drain:
         names = dict.fromkeys(dead_letter_topic(group) for group in sorted(set(groups)))
         return [name for name in names if self._queues.find(name)]
 
-    def letters(self, group: str) -> Iterator[DeadLetterRef]:
+    def letters(self, group: str, since: Mapping[str, str]) -> Iterator[DeadLetterRef]:
         """What the drain has not stored yet, to the end that there is at the call. Below it all is in the control database."""
         found = self._queues.find(dead_letter_topic(group))
         return (
             ref_of(queue.broker, group, stored)
-            for queue in found for some in self._queues.read(queue, queue.start) for stored in some
+            for queue in found for some in self._queues.read(queue, _from(queue, since)) for stored in some
         )  # fmt: skip
 
     def open(self, queue: str) -> RocketMQLetters:
@@ -152,6 +152,13 @@ class RocketMQLetters:
             reading.out.append((letter.broker_id, one.offset, one.stored_at))
             letters.append(letter)
         return letters
+
+
+def _from(queue: DeadQueue, since: Mapping[str, str]) -> int:
+    """The first entry to read. A queue that ends before the place was built anew."""
+    place = place_of(queue.broker, queue.queue_id)
+    after = int(since[place]) + 1 if place in since else queue.start
+    return max(queue.start, after) if after <= queue.end else queue.start
 
 
 def _size(stored: Stored) -> int:

@@ -53,10 +53,16 @@ def broker_id_of(broker: str, stored: Stored) -> str:
     return f"{broker}/{stored.queue_id}/{stored.offset}/{life}"
 
 
+def place_of(broker: str, queue_id: int) -> str:
+    """Names the queue of an entry in its place."""
+    return f"{broker}/{queue_id}"
+
+
 def ref_of(broker: str, group: str, stored: Stored) -> DeadLetterRef:
     headers = own_headers(stored.properties)
     message_id = id_in(headers) if _id(stored, headers) else None
-    return DeadLetterRef(group, topic_of(stored, group), message_id, broker_id_of(broker, stored), stored.stored_at)
+    place = place_of(broker, stored.queue_id), str(stored.offset)
+    return DeadLetterRef(group, topic_of(stored, group), message_id, broker_id_of(broker, stored), stored.stored_at, place)
 
 
 def read_letter(queue: str, broker: str, group: str, stored: Stored, position: Position | None) -> DeadLetter:

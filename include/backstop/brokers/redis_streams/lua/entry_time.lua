@@ -1,11 +1,19 @@
 -- Shared: the server's time in microseconds, the time of the first entry at or above an id, and the last one delivered.
+local LAST_ID = '18446744073709551615-18446744073709551615'
+
 local function server_micros()
   local now = redis.call('TIME')
   return now[1] * 1000000 + now[2]
 end
 
--- '' when there is no such entry; '0' for an entry that carries no time (foreign): then nothing counts as passed by time.
+-- What lies behind an id, for a range; there is nothing behind the last one.
+local function after(id)
+  return id == LAST_ID and '' or '(' .. id
+end
+
+-- `id` as a range takes it, or '' for none. '' when there is no such entry; '0' for an entry that carries no time (foreign): then nothing counts as passed by time.
 local function time_from(stream, id)
+  if id == '' then return '' end
   local found = redis.call('XRANGE', stream, id, '+', 'COUNT', 1)
   if not found[1] then return '' end
   local fields = found[1][2]

@@ -4,15 +4,17 @@
 -- passed by time), pending entries.
 -- The script sees one instant: no message can be stored between the reading of the time and of the position.
 local now = string.format('%.0f', server_micros())
-local epoch = redis.call('HGET', KEYS[2], 'epoch')
+local epoch, following = unpack(redis.call('HMGET', KEYS[2], 'epoch', 'next'))
 if not epoch then return redis.error_reply('NOTOPIC the topic has no such queue') end
 local last = last_delivered(KEYS[1], ARGV[1])
 if not last then return redis.error_reply('NOGROUP the group does not exist in this queue') end
--- Entry n is offset n - 1: the last delivered id is the next offset as it stands.
-local passed = tonumber(string.match(last, '^%d+'))
+-- Entry n is offset n - 1: the last delivered id is the next offset as it stands. A foreign entry may have an id beyond all of
+-- ours, which is no offset.
+local passed, from = tonumber(string.match(last, '^%d+')), after(last)
 local pending = redis.call('XPENDING', KEYS[1], ARGV[1])
 if pending[1] > 0 then
-  passed = math.min(passed, tonumber(string.match(pending[2], '^%d+')) - 1)
+  passed, from = math.min(passed, tonumber(string.match(pending[2], '^%d+')) - 1), pending[2]
 end
-local time = passed_until(KEYS[1], KEYS[2], string.format('%.0f-0', passed + 1))
+passed = math.min(passed, tonumber(following))
+local time = passed_until(KEYS[1], KEYS[2], from)
 return { now, epoch, string.format('%.0f', passed), time, pending[1] }

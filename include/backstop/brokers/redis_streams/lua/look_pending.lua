@@ -4,11 +4,12 @@
 -- pending, and the headers of each; fewer for an entry that was deleted, none of more than ARGV 2.
 -- The script sees one instant: what is delivered and not pending is nobody's any more.
 local now = string.format('%.0f', server_micros())
-local epoch = redis.call('HGET', KEYS[2], 'epoch')
+local epoch, following = unpack(redis.call('HMGET', KEYS[2], 'epoch', 'next'))
 if not epoch then return redis.error_reply('NOTOPIC the topic has no such queue') end
 local last = last_delivered(KEYS[1], ARGV[1])
 if not last then return redis.error_reply('NOGROUP the group does not exist in this queue') end
-local delivered = tonumber(string.match(last, '^%d+'))
+-- As in look_group: no offset of ours lies beyond the queue's next one.
+local delivered = math.min(tonumber(string.match(last, '^%d+')), tonumber(following))
 local count = redis.call('XPENDING', KEYS[1], ARGV[1])[1]
 local headers = {}
 if count <= tonumber(ARGV[2]) and count > 0 then
@@ -21,5 +22,5 @@ if count <= tonumber(ARGV[2]) and count > 0 then
     end
   end
 end
-local time = passed_until(KEYS[1], KEYS[2], string.format('%.0f-0', delivered + 1))
+local time = passed_until(KEYS[1], KEYS[2], after(last))
 return { now, epoch, string.format('%.0f', delivered), time, count, headers }
