@@ -338,10 +338,10 @@ def test_a_step_waits_when_nobody_can_say_how_old_its_dead_letters_are(ramped: W
     confirm(ramped, *out(ramped))
     answers = RedisStreams.dead_letters
 
-    def gone_since_the_judge_looked(self: RedisStreams, group: str) -> Iterator[DeadLetterRef]:
+    def gone_since_the_judge_looked(self: RedisStreams, group: str, **options: Any) -> Iterator[DeadLetterRef]:
         if sys._getframe(2).f_code.co_filename.endswith("old_letters.py"):  # behind what guards each broker
             raise BrokerUnavailable("The broker is away.", kept="All.", next_step="Bring it back.")
-        return answers(self, group)
+        return answers(self, group, **options)
 
     with monkeypatch.context() as away, pytest.raises(Unavailable, match="broker"):
         away.setattr(RedisStreams, "dead_letters", gone_since_the_judge_looked)

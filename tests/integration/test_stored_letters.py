@@ -112,10 +112,10 @@ def test_a_letter_that_moves_from_the_queue_to_the_store_while_it_is_looked_for_
     raw.sadd(Keys().group("billing"), "orders")
     look = RedisStreams.dead_letters
 
-    def drained_just_before(self: RedisStreams, group: str) -> Iterator[DeadLetterRef]:
+    def drained_just_before(self: RedisStreams, group: str, **options: Any) -> Iterator[DeadLetterRef]:
         if raw.delete(dead):
             letter(world, "m-1")
-        return look(self, group)
+        return look(self, group, **options)
 
     assert by_key(world, key)["billing"] == "DEAD_LETTERED", "in the queue"
     # The worst instant: stored and taken from the queue between any read before and the read of the queue.
