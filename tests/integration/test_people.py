@@ -192,20 +192,37 @@ def test_the_log_takes_the_login_from_the_session_and_its_clock_and_names_everyb
         "INSERT INTO incident (run_id, wanted, planned_by, why, given) SELECT run_id, '{}', 'ann', 'w', '{}' FROM run",
         "INSERT INTO incident (run_id, wanted, planned_by, why, whole) SELECT run_id, '{}', 'ann', 'w', true FROM run",
         "UPDATE run SET listed_in = NULL", "INSERT INTO people_policy (policy) VALUES ('{}')",
-        "UPDATE case_file SET decision = 'leave', decided_by = 'olga', why = 'w'", "UPDATE dead_letter SET decided_by = 'olga'",
+        "UPDATE case_file SET decision = 'leave', decided_by = 'olga', why = 'w'", "UPDATE dead_letter SET decided_by = 'eve'",
         "UPDATE dead_letter SET decided_by = 'olga, approved by ann'",
         *(
             "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)"
             f" SELECT 'shop_a', 'orders', 'a', 1, 'r', {by} FROM case_file LIMIT 1"
             for by in ("'olga'", "'person olga'", "'olga (incident 1)'", "'reconcile'", "'case ' || case_id")
         ),
+        "UPDATE case_file SET why = 'olga says so' WHERE decided_by = 'olga'",
+        "UPDATE case_file SET decision = 'void' WHERE decided_by = 'olga'",
+        "UPDATE case_file SET evidence = '{\"decisions\": [{\"by\": \"olga\", \"action\": \"void\"}]}'",
+        "UPDATE case_file SET evidence = '{\"decisions\": []}' WHERE decided_by = 'olga'",
+        "UPDATE dead_letter SET state = 'discarded', decision = 'discard', closed_at = now() WHERE decided_by = 'olga'",
+        "INSERT INTO drained_broker (topic, broker, case_id, stated_by, why) VALUES ('orders', 'old', 1, 'olga', 'w')",
+        "UPDATE message_version SET content = 'another'",
+        "UPDATE withdrawal SET why = 'another'",
         "INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason,"
         " letters) SELECT run_id, 1, 'shop_a', 'orders', 'a', 'billing', 1, 'topic', 'r', '{}' FROM incident",
     ],
 )  # fmt: skip
 def test_a_row_in_anothers_name_is_refused_also_to_who_writes_it_by_hand(world: World, ann: Any, statement: str) -> None:
-    found(world, "unknown", "a")
+    case_id = found(world, "unknown", "a")
     dead(world, "m", "poison")
+    world.control("UPDATE dead_letter SET decided_by = 'olga', decision = 'wait'")
+    world.control("""
+        UPDATE case_file SET state = 'decided', decided_at = now(), decision = 'leave', decided_by = 'olga', why = 'known',
+            evidence = '{"decisions": [{"by": "olga", "action": "leave"}]}';
+        INSERT INTO case_file (kind, topic, summary) VALUES ('unknown', 'refunds', 's');
+        INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)
+        VALUES ('shop_a', 'orders', 'z', %(case)s, 'olga', 'w');
+        INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why)
+        VALUES ('shop_a', 'orders', 'z', 1, '', 'the producer', 'w')""", {"case": case_id})
     world.control("""
         WITH r AS (
             INSERT INTO run (duty, scope, token, policy_version, code_version)
@@ -292,6 +309,59 @@ def test_a_person_edits_and_another_approves_each_with_their_own_login(
     versions = world.control("SELECT written_by FROM message_version ORDER BY content_version")
     assert versions == [("the producer",), ("ann, approved by bob",)]
     assert world.control("SELECT login, who, action FROM decision_log ORDER BY entry DESC LIMIT 1") == [("bob", "bob", "edit")]
+
+
+def test_two_names_stand_where_one_proposed_it_and_the_other_approves_it_now_and_nowhere_else(
+    world: World, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stub("a")
+    case_id, other = found(world, "unknown", "a", "b"), found(world, "overdue", "c")
+    keep_policy(world.conn, world.settings.model_copy(update={"people": PeopleSettings()}))
+    assert decided(world, ann, case_id, "void", message_ids=["a"]).counts == {"proposed": 1}
+    world.control("INSERT INTO proposal (case_id, action, who, why) VALUES (%s, 'raise', 'carl', 'w')", (other,))
+    password = world.postgres.create_role("bob")
+    world.run("control", "GRANT backstop_person TO bob")
+    bob = psycopg2.connect(world.postgres.dsn("bob", password, "control"))
+    bob.autocommit = True
+
+    def refused(who: Any, statement: str) -> bool:
+        try:
+            with who.cursor() as cursor:
+                cursor.execute(statement)
+        except (errors.InsufficientPrivilege, errors.IntegrityConstraintViolation):
+            who.rollback()
+            return True
+        return False
+
+    def withdraw(case: int, message_id: str) -> str:
+        return f"""
+            INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)
+            VALUES ('shop_a', 'orders', '{message_id}', {case}, 'ann, approved by bob', 'w')"""
+
+    version = f"""
+        INSERT INTO message_version (shard, topic, message_id, content_version, content, case_id, written_by, why)
+        VALUES ('shop_a', 'orders', 'a', 2, '', {case_id}, 'ann, approved by bob', 'w')"""
+    assert refused(bob, withdraw(case_id, "a")), "bob has not begun to approve it"
+    # Who proposed it approves nothing, nor says that another did; who approves says no more than that.
+    mine = f"UPDATE proposal SET {{}} WHERE case_id = {case_id}"
+    assert refused(ann, mine.format("ended_by = 'ann'"))
+    for who, name in ((ann, "ann"), (bob, "bob")):
+        assert refused(who, mine.format(f"ended_by = '{name}', how = 'approved', ended_at = now()"))
+    assert not refused(bob, mine.format("ended_by = 'bob'"))
+    assert refused(ann, mine.format("ended_by = NULL")), "bob is applying it"
+    for statement in (withdraw(other, "a"), withdraw(other, "c"), withdraw(case_id, "b"), version,
+                      withdraw(case_id, "a").replace("'ann,", "'carl,"),
+                      "UPDATE case_file SET decision = 'void', decided_by = 'ann, approved by bob', why = 'w'"
+                      f" WHERE case_id = {other}",
+                      f"""
+                      INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, case_id, decided_by, why)
+                      VALUES ('orders', 'a', 'billing', 'discard', {case_id}, 'ann, approved by bob', 'w')"""):  # fmt: skip
+        assert refused(bob, statement), statement
+    assert not refused(bob, withdraw(case_id, "a"))
+    assert not refused(bob, mine.format("how = 'approved', ended_at = now()"))
+    assert refused(bob, withdraw(case_id, "a").replace("shop_a", "shop_b")), "it has ended"
+    assert refused(bob, mine.format("how = NULL, ended_at = NULL, ended_by = NULL")), "what has ended stays so"
+    bob.close()
 
 
 def test_who_reads_a_content_is_in_the_log_before_it_is_shown(world: World, ann: Any, tmp_path: Any, capfd: Any) -> None:

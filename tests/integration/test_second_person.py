@@ -262,11 +262,74 @@ def test_a_proposal_that_nobody_answers_lapses_and_its_content_goes(world: World
     assert lapse(world.conn, timedelta(days=3)) == 0
     world.control("UPDATE proposal SET proposed_at = proposed_at - interval '3 days', ended_by = 'bob'")
     assert lapse(world.conn, timedelta(days=3)) == 0, "somebody is applying it"
-    world.control("UPDATE proposal SET ended_by = NULL")
+    grow_older(world, "approving_since", "1 hour")
     with pytest.raises(DecisionRefused, match="not waiting any more"):
         said(world, case_id, "approve", "bob", proposal=1)
     assert world.control("SELECT how, content, ended_at IS NOT NULL FROM proposal") == [("lapsed", None, True)]
     assert said(world, case_id, "void", "bob").counts == {"proposed": 1} and world.stub_now("a")["status"] == "pending"
+
+
+def grow_older(world: World, column: str, by: str) -> None:
+    for statement in ("DISABLE TRIGGER stays_as_proposed", "", "ENABLE TRIGGER stays_as_proposed"):
+        world.control(f"ALTER TABLE proposal {statement}" if statement else
+                      f"UPDATE proposal SET {column} = {column} - interval '{by}' WHERE ended_at IS NULL")  # fmt: skip
+
+
+def test_an_approver_who_was_killed_holds_a_proposal_for_an_hour(world: World) -> None:
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    said(world, case_id, "void", "ann")
+    world.control("UPDATE proposal SET ended_by = 'bob'")
+    with pytest.raises(DecisionRefused, match="is being applied"):
+        said(world, case_id, "reject", "ann")
+    grow_older(world, "approving_since", "1 hour")
+    assert said(world, case_id, "reject", "ann").counts == {"rejected": 1}
+    assert world.stub_now("a")["status"] == "pending"
+
+
+def test_what_reached_a_producer_lapses_with_its_approver_and_is_not_told_as_applied(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stub("a", sends=4, status="exhausted")
+    case_id = found(world, "exhausted", "a")
+    said(world, case_id, "raise", "ann", more=11)
+    number = proposed(world.conn, case_id)
+    assert number is not None
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("backstop.cases.decide._finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            said(world, case_id, "approve", "bob")
+    grow_older(world, "approving_since", "1 hour")
+    with pytest.raises(DecisionRefused, match="is being applied"):
+        said(world, case_id, "reject", "ann")
+    grow_older(world, "proposed_at", "3 days")
+    with pytest.raises(DecisionRefused, match="not waiting any more"):
+        said(world, case_id, "approve", "bob", proposal=number.proposal_id)
+    assert world.control("SELECT how, ended_by FROM proposal") == [("lapsed", "bob")]
+    assert said(world, case_id, "raise", "bob", more=1).counts["raised"] == 1
+
+
+def test_an_approval_counts_for_its_own_case_alone(world: World) -> None:
+    world.stub("a")
+    world.stub("b", topic="refunds")
+    case_id = found(world, "unknown", "a")
+    with world.conn, world.conn.cursor() as cur:
+        other = open_case(
+            cur, kind="unknown", topic="refunds", group="billing", subject="", severity="warning", summary="s", evidence={},
+            members=[("shop_a", "refunds", "b", "billing")], run_id=None,
+        )  # fmt: skip
+    said(world, case_id, "void", "ann")
+    waits = proposed(world.conn, case_id)
+    assert waits is not None
+    said(world, case_id, "approve", "bob")
+    with pytest.raises(DecisionRefused, match="not waiting any more"):
+        said(world, other, "approve", "bob", proposal=waits.proposal_id)
+    assert said(world, case_id, "approve", "bob", proposal=waits.proposal_id).again
+    assert world.stub_now("b")["status"] == "pending"
 
 
 def test_an_answer_that_was_proposed_before_its_task_died_is_told_as_proposed(world: World) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from backstop.cases.actions import OPTIONS, actions_for, is_done, options_for, why_not, why_not_with
 from backstop.cases.close import close_settled, settle
-from backstop.cases.intend import Decided, Intent, append_decision, begun, intended, reach, record, refused, require_mine
+from backstop.cases.intend import Decided, Intent, append_decision, intended, reach, record, refused, require_mine
 from backstop.cases.look import Case, show
 from backstop.cases.propose import (
     APPROVE,
@@ -32,6 +32,7 @@ from backstop.cases.propose import (
     propose,
     proposed,
     reject,
+    was_approved,
     was_proposed,
 )
 from backstop.cases.split import open_rest, take_out
@@ -101,7 +102,7 @@ def _answer_proposal(
 ) -> Decided:  # fmt: skip
     """What was proposed, applied as it was proposed, or ended."""
     shown = options.get("proposal", (options.get("shown") or {}).get("proposal"))
-    if action == APPROVE and shown is not None and begun(conn, case.case_id, f"proposal {shown}") and waits is None:
+    if action == APPROVE and shown is not None and waits is None and was_approved(conn, case.case_id, shown):
         return Decided(case.case_id, APPROVE, Counts(), again=True)
     if waits is None or (shown is not None and shown != waits.proposal_id):
         raise refused(

@@ -25,10 +25,14 @@ SELECT EXISTS (SELECT FROM proposal WHERE case_id = %(case_id)s AND options ->> 
 
 -- name: lapse: what nobody answered in time, and nobody is applying
 UPDATE proposal SET ended_at = clock_timestamp(), how = 'lapsed', content = NULL
-WHERE ended_at IS NULL AND ended_by IS NULL AND proposed_at < clock_timestamp() - %(after)s
+WHERE ended_at IS NULL AND proposed_at < clock_timestamp() - %(after)s
+    AND (ended_by IS NULL OR coalesce(approving_since, proposed_at) < clock_timestamp() - %(lease)s)
     AND (%(case_id)s::bigint IS NULL OR case_id = %(case_id)s);
 
--- name: begin_to_approve: from here on it cannot be rejected
+-- name: how_it_ended: null: it waits, or was never there
+SELECT how FROM proposal WHERE proposal_id = %(proposal_id)s AND case_id = %(case_id)s;
+
+-- name: begin_to_approve: from here on it cannot be rejected, until it is let go or its lease is over
 UPDATE proposal SET ended_by = %(who)s WHERE proposal_id = %(proposal_id)s AND ended_at IS NULL;
 
 -- name: let_go: nothing of it reached a producer, and nobody else is applying it
@@ -36,6 +40,9 @@ UPDATE proposal p SET ended_by = NULL FROM case_file c
 WHERE p.proposal_id = %(proposal_id)s AND p.ended_at IS NULL AND p.ended_by = %(who)s AND c.case_id = p.case_id
     AND NOT coalesce((c.intention ->> 'reached')::boolean, false);
 
--- name: reject: it ends unapplied
-UPDATE proposal SET ended_at = clock_timestamp(), ended_by = %(who)s, how = 'rejected', content = NULL
-WHERE proposal_id = %(proposal_id)s AND ended_at IS NULL AND ended_by IS NULL;
+-- name: reject: it ends unapplied; also when who was applying it is gone, and nothing of it can have reached a producer
+UPDATE proposal p SET ended_at = clock_timestamp(), ended_by = %(who)s, how = 'rejected', content = NULL
+FROM case_file c
+WHERE p.proposal_id = %(proposal_id)s AND p.ended_at IS NULL AND c.case_id = p.case_id
+    AND (p.ended_by IS NULL OR coalesce(p.approving_since, p.proposed_at) < clock_timestamp() - %(lease)s
+        AND NOT coalesce((c.intention ->> 'reached')::boolean, false));

@@ -3,7 +3,8 @@
     propose: kept | approve: the decision, as its proposer made it; then the proposal ends | or reject: it ends
 
 Crash points. The decision's last transaction ends the proposal, too. Before it, approving again goes on where it was cut short,
-and nobody can reject what may have been applied in part.
+and nobody can reject what may have been applied in part. An approver who is killed holds the proposal for a lease; after it,
+it can be rejected if nothing of it reached a producer, and it lapses as any other.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from backstop.runs.decision_log import append
 
 _SQL = load("backstop.cases", "proposals.sql")
 APPROVE, REJECT = "approve", "reject"
+_LEASE = timedelta(hours=1)
+"""An approval ends within it, or is begun again: the task that applies an answer may take half an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,17 @@ def was_proposed(conn: Any, case_id: int, once: str | None) -> bool:
         return bool(cur.fetchone()[0])
 
 
+def was_approved(conn: Any, case_id: int, proposal_id: int) -> bool:
+    """Whether this proposal of this case was applied, and not to a part of it alone."""
+    with conn, conn.cursor() as cur:
+        cur.execute(_SQL["how_it_ended"], {"proposal_id": proposal_id, "case_id": case_id})
+        return bool(cur.fetchone() == ("approved",))
+
+
 def lapse(conn: Any, after: timedelta, case_id: int | None = None) -> int:
     """Ends what nobody approved or rejected in time (null: of every case), and forgets its content; commits. Returns how many."""
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["lapse"], {"after": after, "case_id": case_id})
+        cur.execute(_SQL["lapse"], {"after": after, "lease": _LEASE, "case_id": case_id})
         return int(cur.rowcount)
 
 
@@ -136,7 +146,7 @@ def approving(conn: Any, people: PeopleSettings, proposal: Proposal, who: str) -
 def reject(conn: Any, proposal: Proposal, who: str, why: str) -> None:
     """Ends it unapplied; commits. DecisionRefused when it has ended, or is being applied."""
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["reject"], {"proposal_id": proposal.proposal_id, "who": who})
+        cur.execute(_SQL["reject"], {"proposal_id": proposal.proposal_id, "who": who, "lease": _LEASE})
         if cur.rowcount == 0:
             raise refused(
                 "It was answered a moment ago, or is being applied.", f"See: backstop cases show {proposal.case_id}"
