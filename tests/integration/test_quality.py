@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg2
 import pytest
+from jinja2 import Environment
 
 from backstop.errors import AuditFailed, RunLost, StoreUnavailable
 from backstop.quality import SUITES, SuiteResult, run_suite
@@ -358,6 +359,26 @@ def test_the_sites_share_their_fonts_and_images(control: Control) -> None:
         control.audit(suite)
     own = sum(page.lstat().st_size for page in (control.docs / str(control.run_id)).rglob("*"))
     assert own < 1_000_000
+
+
+def test_a_second_suite_compiles_no_page_again_and_great_expectations_does_not_log_each_field(
+    control: Control, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled: list[str | None] = []
+    compile_page = Environment._compile
+
+    def note(environment: Environment, source: str, filename: str) -> Any:
+        compiled.append(filename)
+        return compile_page(environment, source, filename)
+
+    control.stage()
+    control.audit("stubs_at_the_door")
+    monkeypatch.setattr(Environment, "_compile", note)
+    with caplog.at_level("INFO"):
+        result = control.audit("verdicts")
+    assert (control.docs / result.report).exists()
+    assert compiled == []
+    assert "_get_default_value" not in caplog.text
 
 
 def test_importing_the_package_imports_no_great_expectations() -> None:
