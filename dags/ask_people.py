@@ -28,16 +28,10 @@ from typing import Any
 
 from airflow.sdk import dag, task
 
-try:
-    from backstop.plugins import backstop_decide as people
-    from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_schedule import woken_by
-    from backstop.plugins.backstop_wake import SOMEBODY_TO_ASK
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_decide as people
-    from backstop_notify import tell_failure
-    from backstop_schedule import woken_by
-    from backstop_wake import SOMEBODY_TO_ASK
+from backstop.airflow import decide_case as people
+from backstop.airflow.notify import tell_failure
+from backstop.airflow.schedule import woken_by
+from backstop.airflow.wake import SOMEBODY_TO_ASK
 
 
 @task(retries=0)

@@ -37,16 +37,10 @@ from typing import Any
 
 from airflow.sdk import Asset, Param, TriggerRule, dag, task
 
-try:
-    from backstop.plugins import backstop_audit as audit_tasks
-    from backstop.plugins import backstop_duty as duty
-    from backstop.plugins.backstop_links import DataDocsLink, RunLink
-    from backstop.plugins.backstop_notify import tell_failure
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_audit as audit_tasks
-    import backstop_duty as duty
-    from backstop_links import DataDocsLink, RunLink
-    from backstop_notify import tell_failure
+from backstop.airflow import audit as audit_tasks
+from backstop.airflow import steps as duty
+from backstop.airflow.links import DataDocsLink, RunLink
+from backstop.airflow.notify import tell_failure
 
 AUDITED = Asset("backstop_audited")
 

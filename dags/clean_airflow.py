@@ -26,14 +26,9 @@ from typing import Any
 
 from airflow.sdk import Param, dag, task
 
-try:
-    from backstop.plugins import backstop_clean as clean
-    from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_schedule import every
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_clean as clean
-    from backstop_notify import tell_failure
-    from backstop_schedule import every
+from backstop.airflow import clean_airflow as clean
+from backstop.airflow.notify import tell_failure
+from backstop.airflow.schedule import every
 
 
 @task(execution_timeout=timedelta(hours=4))

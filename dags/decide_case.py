@@ -45,14 +45,9 @@ from typing import Any
 from airflow.sdk import DAG, Param, task
 from airflow.sdk import dag as make_dag
 
-try:
-    from backstop.plugins import backstop_decide as people
-    from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_wake import WORK, wake_duties
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_decide as people
-    from backstop_notify import tell_failure
-    from backstop_wake import WORK, wake_duties
+from backstop.airflow import decide_case as people
+from backstop.airflow.notify import tell_failure
+from backstop.airflow.wake import WORK, wake_duties
 
 
 # A database may be down for hours, and the answer is stored: retry up to five minutes apart, for about two hours.

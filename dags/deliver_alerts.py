@@ -28,16 +28,10 @@ from typing import Any
 
 from airflow.sdk import dag, task
 
-try:
-    from backstop.plugins import backstop_alerts as alerts
-    from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_schedule import woken_by
-    from backstop.plugins.backstop_wake import SOMETHING_TO_TELL
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_alerts as alerts
-    from backstop_notify import tell_failure
-    from backstop_schedule import woken_by
-    from backstop_wake import SOMETHING_TO_TELL
+from backstop.airflow import deliver_alerts as alerts
+from backstop.airflow.notify import tell_failure
+from backstop.airflow.schedule import woken_by
+from backstop.airflow.wake import SOMETHING_TO_TELL
 
 
 @task(task_id="deliver_alerts", retries=0)

@@ -32,16 +32,10 @@ from typing import Any
 
 from airflow.sdk import Param, dag, task
 
-try:
-    from backstop.plugins import backstop_duty as duty
-    from backstop.plugins.backstop_links import DataDocsLink, RunLink
-    from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_spark import SparkDutyOperator
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_duty as duty
-    from backstop_links import DataDocsLink, RunLink
-    from backstop_notify import tell_failure
-    from backstop_spark import SparkDutyOperator
+from backstop.airflow import steps as duty
+from backstop.airflow.links import DataDocsLink, RunLink
+from backstop.airflow.notify import tell_failure
+from backstop.airflow.spark_operator import SparkDutyOperator
 
 
 @task(retries=0)

@@ -38,16 +38,10 @@ from typing import Any
 
 from airflow.sdk import Param, TriggerRule, dag, task
 
-try:
-    from backstop.plugins import backstop_incident as incident
-    from backstop.plugins.backstop_decide import AskPersonOperator
-    from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_wake import WORK, wake_duties
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_incident as incident
-    from backstop_decide import AskPersonOperator
-    from backstop_notify import tell_failure
-    from backstop_wake import WORK, wake_duties
+from backstop.airflow import replay_incident as incident
+from backstop.airflow.decide_case import AskPersonOperator
+from backstop.airflow.notify import tell_failure
+from backstop.airflow.wake import WORK, wake_duties
 
 ONE_OF = ["LOST", "UNSENT", "STALLED", "DEAD_LETTERED"]
 

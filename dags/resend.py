@@ -44,24 +44,14 @@ from typing import Any
 
 from airflow.sdk import AssetOrTimeSchedule, Param, TriggerRule, dag, task
 
-try:
-    from backstop.plugins import backstop_duty as duty
-    from backstop.plugins import backstop_list as listing
-    from backstop.plugins.backstop_decide import is_young
-    from backstop.plugins.backstop_links import DataDocsLink, RunLink
-    from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_schedule import every
-    from backstop.plugins.backstop_spark import SparkDutyOperator
-    from backstop.plugins.backstop_wake import SOMETHING_TO_SEND
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_duty as duty
-    import backstop_list as listing
-    from backstop_decide import is_young
-    from backstop_links import DataDocsLink, RunLink
-    from backstop_notify import tell_failure
-    from backstop_schedule import every
-    from backstop_spark import SparkDutyOperator
-    from backstop_wake import SOMETHING_TO_SEND
+from backstop.airflow import resend as listing
+from backstop.airflow import steps as duty
+from backstop.airflow.decide_case import is_young
+from backstop.airflow.links import DataDocsLink, RunLink
+from backstop.airflow.notify import tell_failure
+from backstop.airflow.schedule import every
+from backstop.airflow.spark_operator import SparkDutyOperator
+from backstop.airflow.wake import SOMETHING_TO_SEND
 
 NET = every("BACKSTOP_RESEND_SCHEDULE", "5m")
 

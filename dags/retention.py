@@ -40,18 +40,11 @@ from typing import Any
 
 from airflow.sdk import Param, dag, task
 
-try:
-    from backstop.plugins import backstop_duty as duty
-    from backstop.plugins import backstop_retention as retention_tasks
-    from backstop.plugins.backstop_links import RunLink
-    from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_schedule import every
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_duty as duty
-    import backstop_retention as retention_tasks
-    from backstop_links import RunLink
-    from backstop_notify import tell_failure
-    from backstop_schedule import every
+from backstop.airflow import retention as retention_tasks
+from backstop.airflow import steps as duty
+from backstop.airflow.links import RunLink
+from backstop.airflow.notify import tell_failure
+from backstop.airflow.schedule import every
 
 
 @task(retries=0)

@@ -60,20 +60,12 @@ from typing import Any
 
 from airflow.sdk import Param, TriggerRule, dag, task
 
-try:
-    from backstop.plugins import backstop_duty as duty
-    from backstop.plugins import backstop_triage as triage_steps
-    from backstop.plugins.backstop_links import DataDocsLink, RunLink
-    from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_schedule import every
-    from backstop.plugins.backstop_wake import WORK, wake_after_failure, wake_duties
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_duty as duty
-    import backstop_triage as triage_steps
-    from backstop_links import DataDocsLink, RunLink
-    from backstop_notify import tell_failure
-    from backstop_schedule import every
-    from backstop_wake import WORK, wake_after_failure, wake_duties
+from backstop.airflow import steps as duty
+from backstop.airflow import triage as triage_steps
+from backstop.airflow.links import DataDocsLink, RunLink
+from backstop.airflow.notify import tell_failure
+from backstop.airflow.schedule import every
+from backstop.airflow.wake import WORK, wake_after_failure, wake_duties
 
 
 @task(retries=0)

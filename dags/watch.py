@@ -30,16 +30,10 @@ from typing import Any
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import dag, task
 
-try:
-    from backstop.plugins import backstop_duty as duty
-    from backstop.plugins.backstop_notify import tell_failure
-    from backstop.plugins.backstop_schedule import every
-    from backstop.plugins.backstop_wake import WORK, wake_after_failure, wake_duties
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_duty as duty
-    from backstop_notify import tell_failure
-    from backstop_schedule import every
-    from backstop_wake import WORK, wake_after_failure, wake_duties
+from backstop.airflow import steps as duty
+from backstop.airflow.notify import tell_failure
+from backstop.airflow.schedule import every
+from backstop.airflow.wake import WORK, wake_after_failure, wake_duties
 
 
 @task(task_id="watch", retries=0, outlets=[WORK])

@@ -25,7 +25,7 @@ PLAIN = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in 
 SPARK = "org.apache.spark.deploy."
 OPERATOR = """
 import json, sys
-from backstop_spark import SparkDutyOperator
+from backstop.airflow.spark_operator import SparkDutyOperator
 SparkDutyOperator(task_id="t", duty=sys.argv[1], opened=json.loads(sys.argv[2])).execute({"ti": None})
 """
 
@@ -97,7 +97,7 @@ class Submitter:
         environment = {
             **PLAIN, "JAVA_HOME": os.environ["JAVA_HOME"], "SPARK_LOCAL_IP": LOOPBACK, "BACKSTOP_CONFIG": str(config),
             "SPARK_SUBMIT_OPTS": os.environ["SPARK_SUBMIT_OPTS"],
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "include"), str(ROOT / "plugins")]),
+            "PYTHONPATH": str(ROOT / "include"),
             "AIRFLOW_HOME": str(self.folder / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(self.master),
             **({"_SPARK_AUTH_SECRET": self.key} if self.key else {}),

@@ -1,22 +1,16 @@
-"""Airflow's home for these tests, chosen before anything imports it, and our plugins where Airflow would put
-them."""
+"""Airflow's home for these tests, chosen before anything imports it."""
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="backstop-airflow-")
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
-sys.path.append(str(ROOT / "plugins"))
 
 
 _people = ExitStack()

@@ -16,7 +16,7 @@ import yaml
 from airflow.sdk.api.datamodels._generated import DagRunState
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
-import backstop_decide as people
+from backstop.airflow import decide_case as people
 from backstop.cases.open import open_case
 from backstop.cases.question_text import code, plain
 from backstop.cases.questions import choose, end, live

@@ -16,13 +16,13 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.execution_time.task_runner import _serialize_outlet_events
 
-import backstop_duty as duty
-import backstop_notify
+from backstop.airflow import notify
+from backstop.airflow import steps as duty
+from backstop.airflow.wake import WORK, wake_duties
 from backstop.cases.questions import choose
 from backstop.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
-from backstop_wake import WORK, wake_duties
 from receivers import endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -246,7 +246,7 @@ def test_while_the_control_database_is_away_the_channels_are_told_once_an_hour_a
             del kept[key]
 
     def fails(dag: str, run: str) -> None:
-        backstop_notify.tell_failure({"dag": SimpleNamespace(dag_id=dag), "run_id": run})
+        notify.tell_failure({"dag": SimpleNamespace(dag_id=dag), "run_id": run})
 
     monkeypatch.setattr("airflow.sdk.Variable", Variable)
     config = Path(os.environ["BACKSTOP_CONFIG"])
@@ -263,14 +263,14 @@ def test_while_the_control_database_is_away_the_channels_are_told_once_an_hour_a
             for dag in ("watch", "triage", "decide_case"):
                 fails(dag, run)
         assert [notice["run"] for notice in hook.taken] == ["2"] and "once an hour at most" in hook.taken[0]["text"]
-        away = json.loads(kept[backstop_notify.AWAY])
-        kept[backstop_notify.AWAY] = json.dumps(away | {"told": "2020-01-01T00:00:00+00:00"})
+        away = json.loads(kept[notify.AWAY])
+        kept[notify.AWAY] = json.dumps(away | {"told": "2020-01-01T00:00:00+00:00"})
         fails("resend", "4")
         assert [notice["run"] for notice in hook.taken] == ["2", "4"]
         monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
         with duty.control_room() as room:
-            backstop_notify.tell_back(room.control)
-            backstop_notify.tell_back(room.control)
+            notify.tell_back(room.control)
+            notify.tell_back(room.control)
     ((title, body),) = control.rows("SELECT title, body FROM alert")
     assert title == "The control database answers again" and kept == {}
     assert "5 failed runs were not told one by one" in body and "decide_case 2, decide_case 3" in body

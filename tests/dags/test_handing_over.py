@@ -20,9 +20,7 @@ from typing import Any
 import pytest
 from psycopg2.extensions import parse_dsn
 
-import backstop_duty
-import backstop_notify
-import backstop_spark
+from backstop.airflow import notify, spark_operator, steps
 from backstop.config.connections import Connections
 from backstop.errors import ConfigurationError, StoreUnavailable
 
@@ -72,11 +70,11 @@ def submit(airflow: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0, xco
     programs = airflow.parent / "bin"
     programs.mkdir()
     script = programs / "spark-submit"
-    python = backstop_spark.sys.executable
+    python = spark_operator.sys.executable
     script.write_text(SUBMIT.format(python=python, report=str(airflow), code=code))
     script.chmod(0o755)
-    monkeypatch.setattr(backstop_spark, "sys", SimpleNamespace(executable=str(programs / "python")))
-    backstop_spark.SparkDutyOperator(task_id="judge", duty="reconcile", opened=OPENED).execute({"ti": xcoms})
+    monkeypatch.setattr(spark_operator, "sys", SimpleNamespace(executable=str(programs / "python")))
+    spark_operator.SparkDutyOperator(task_id="judge", duty="reconcile", opened=OPENED).execute({"ti": xcoms})
     return json.loads(airflow.read_text())
 
 
@@ -99,13 +97,14 @@ def test_connections_go_by_a_private_file_that_is_gone_afterwards(airflow: Path,
 def test_what_a_killed_task_left_is_removed_by_the_next_one_and_what_a_living_one_holds_is_not(
     airflow: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(backstop_spark, "_IN_MEMORY", tmp_path)
+    monkeypatch.setattr(spark_operator, "_IN_MEMORY", tmp_path)
     program = (
-        "import backstop_spark, pathlib, sys, time\n"
-        f"backstop_spark._IN_MEMORY = pathlib.Path({str(tmp_path)!r})\n"
-        "folder = backstop_spark.private_folder()\n"
+        "import pathlib, sys, time\n"
+        "from backstop.airflow import spark_operator\n"
+        f"spark_operator._IN_MEMORY = pathlib.Path({str(tmp_path)!r})\n"
+        "folder = spark_operator.private_folder()\n"
         "(folder / 'connections.json').write_text('secret')\n"
-        "with backstop_spark.held(folder):\n"
+        "with spark_operator.held(folder):\n"
         "    print(folder, flush=True)\n"
         "    sys.stdin.read()\n"
     )  # fmt: skip
@@ -161,8 +160,8 @@ def test_little_is_done_in_the_tasks_own_process_and_much_by_spark(
     opened = {**OPENED, "due": due}
     done: list[Any] = []
     hook = SimpleNamespace(submit=lambda *_, **__: done.append("spark"))
-    monkeypatch.setattr(backstop_spark.SparkDutyOperator, "_prepare", lambda *_: hook)
-    operator = backstop_spark.SparkDutyOperator(task_id="s", duty="resend", opened=opened, here=lambda _: done.append("here"))
+    monkeypatch.setattr(spark_operator.SparkDutyOperator, "_prepare", lambda *_: hook)
+    operator = spark_operator.SparkDutyOperator(task_id="s", duty="resend", opened=opened, here=lambda _: done.append("here"))
     operator.execute({"ti": Xcoms()})
     assert done == [where]
 
@@ -173,8 +172,8 @@ def test_a_store_away_is_told_apart_without_spark_too(airflow: Path) -> None:
 
     xcoms = Xcoms()
     with pytest.raises(StoreUnavailable):
-        backstop_spark.SparkDutyOperator(task_id="s", duty="resend", opened=OPENED, here=away).execute({"ti": xcoms})
-    assert xcoms == {backstop_spark.SOMETHING_AWAY: True}
+        spark_operator.SparkDutyOperator(task_id="s", duty="resend", opened=OPENED, here=away).execute({"ti": xcoms})
+    assert xcoms == {spark_operator.SOMETHING_AWAY: True}
 
 
 def test_executors_elsewhere_get_our_code(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,12 +247,12 @@ def test_a_master_that_nobody_meant_is_refused_before_anything_starts(
 
 
 def test_airflows_connections_become_urls_that_the_drivers_understand(airflow: Path) -> None:
-    connections = Connections(resolver=backstop_duty.url_from_airflow)
+    connections = Connections(resolver=steps.url_from_airflow)
     read = parse_dsn(connections.url("backstop_producer_a"))
     assert read == {"user": "u1", "password": SECRET, "host": "db", "port": "5432", "dbname": "d",
                     "sslmode": "require"}  # fmt: skip
     assert connections.url("backstop_broker").endswith("@broker:6379/3")
-    assert backstop_duty.url_from_airflow("nobody_knows_this") is None
+    assert steps.url_from_airflow("nobody_knows_this") is None
 
 
 @pytest.fixture
@@ -296,7 +295,7 @@ def test_a_failure_is_told_in_one_line_and_at_the_webhook(
     settings.write_text((ROOT / "backstop.yaml").read_text() + "\nnotify: {url: 'env:HOOK'}\n")
     monkeypatch.setenv("BACKSTOP_CONFIG", str(settings))
     monkeypatch.setenv("HOOK", url)
-    backstop_notify.tell_failure(failure())
+    notify.tell_failure(failure())
     (notice,) = taken
     assert (notice["duty"], notice["run"], notice["task"]) == ("reconcile", "manual__1", "judge")
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
@@ -312,7 +311,7 @@ def test_a_webhook_that_is_away_neither_fails_nor_tells_its_address(
     settings.write_text((ROOT / "backstop.yaml").read_text() + "\nnotify: {url: 'env:HOOK'}\n")
     monkeypatch.setenv("BACKSTOP_CONFIG", str(settings))
     monkeypatch.setenv("HOOK", "http://127.0.0.1:1/hook/s3cr3t-4f7a")
-    backstop_notify.tell_failure(failure())
+    notify.tell_failure(failure())
     assert "could not be delivered" in caplog.text
     assert "s3cr3t-4f7a" not in caplog.text
 
@@ -321,5 +320,5 @@ def test_without_settings_the_line_is_told_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("BACKSTOP_CONFIG", "/nowhere/backstop.yaml")
-    backstop_notify.tell_failure(failure())
+    notify.tell_failure(failure())
     assert "reconcile failed in run manual__1" in caplog.text

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from backstop.airflow.resend import resend_listed
 from backstop.config.people import PeopleSettings
 from backstop.errors import DecisionRefused
-from backstop_list import resend_listed
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-import backstop_access
-import backstop_pages
+from backstop.airflow import access, pages
+from backstop.airflow.links import DataDocsLink, RunLink
 from backstop.schema.migrate import grant, migrate
 from backstop_lab.servers.postgres import Postgres
-from backstop_links import DataDocsLink, RunLink
 
 ROOT = Path(__file__).resolve().parents[2]
 NASTY = "<script>alert('o')</script>"
@@ -91,10 +90,10 @@ def reader(environment: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 
 def client(monkeypatch: pytest.MonkeyPatch, may_read: Callable[[str], bool]) -> TestClient:
     def let_pass(request: Request) -> None:
-        request.state.backstop_visitor = backstop_access.Visitor("7", NASTY, may_read)
+        request.state.backstop_visitor = access.Visitor("7", NASTY, may_read)
 
-    monkeypatch.setattr(backstop_pages, "reader", lambda: let_pass)
-    return TestClient(backstop_pages.make_app())
+    monkeypatch.setattr(pages, "reader", lambda: let_pass)
+    return TestClient(pages.make_app())
 
 
 def test_what_a_page_shows_is_for_who_may_read_the_dag_that_shows_it(
@@ -183,7 +182,7 @@ def test_data_docs_are_served_from_their_folder_only(reader: TestClient) -> None
 
 @pytest.mark.parametrize("path", ["/runs", "/runs/1", "/runs/1/checks/verdicts", "/docs/1/verdicts/index.html", "/docs/none"])
 def test_a_stranger_is_refused_everywhere(environment: Path, path: str) -> None:
-    stranger = TestClient(backstop_pages.make_app())
+    stranger = TestClient(pages.make_app())
     answer = stranger.get(path)
     assert answer.status_code in (401, 403)
     assert "the report" not in answer.text
@@ -191,8 +190,8 @@ def test_a_stranger_is_refused_everywhere(environment: Path, path: str) -> None:
 
 def test_without_airflows_helpers_everybody_is_refused(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "airflow.api_fastapi.core_api.security", None)
-    assert backstop_access.reader() is backstop_access.refuse
-    assert TestClient(backstop_pages.make_app()).get("/runs").status_code == 403
+    assert access.reader() is access.refuse
+    assert TestClient(pages.make_app()).get("/runs").status_code == 403
 
 
 @pytest.mark.parametrize("opened", [{"run_id": 4}, '{"run_id": 4, "token": "t"}'])

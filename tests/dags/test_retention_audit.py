@@ -14,9 +14,8 @@ import pendulum
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-import backstop_audit
-import backstop_duty as duty
-import backstop_retention
+from backstop.airflow import audit, retention
+from backstop.airflow import steps as duty
 from backstop.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
@@ -69,11 +68,11 @@ def context(partition: str | None = None) -> dict[str, Any]:
 def test_retention_skips_outside_its_window_and_works_when_asked_to_now(world: System) -> None:
     then = datetime.now(UTC) - timedelta(days=2)
     world.stub("m", status="confirmed", age=timedelta(days=2), updated_at=then)
-    assert backstop_retention.open_retention(False, False) is None
+    assert retention.open_retention(False, False) is None
     assert runs(world) == [("retention", "done", {"window_is_shut": 1})]
-    opened = backstop_retention.open_retention(False, True)
+    opened = retention.open_retention(False, True)
     assert opened is not None
-    assert backstop_retention.purge(opened, Task())["stubs"] == 1
+    assert retention.purge(opened, Task())["stubs"] == 1
     duty.close(opened, [])
     assert runs(world)[-1][:2] == ("retention", "done")
     assert runs(world)[-1][2]["stubs"] == 1
@@ -82,10 +81,10 @@ def test_retention_skips_outside_its_window_and_works_when_asked_to_now(world: S
 
 def test_a_shard_that_is_away_makes_retention_incomplete(world: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_A", f"postgresql://nobody@127.0.0.1:{free_port()}/none")
-    opened, task = backstop_retention.open_retention(False, True), Task()
+    opened, task = retention.open_retention(False, True), Task()
     assert opened is not None
     with pytest.raises(Unavailable, match="shop_a"):
-        backstop_retention.purge(opened, task)
+        retention.purge(opened, task)
     assert task.pushed == {duty.SOMETHING_AWAY: True}
     with pytest.raises(AirflowFailException):
         duty.close(opened, ["purge"], away=True)
@@ -103,25 +102,25 @@ def test_an_audit_is_of_its_partition_s_day_unless_a_person_names_one(
     def iso(ago: int | None) -> str | None:
         return None if ago is None else (now - timedelta(days=ago)).date().isoformat()
 
-    assert backstop_audit.open_audit(context(iso(partition)), iso(named))["day"] == iso(day)
+    assert audit.open_audit(context(iso(partition)), iso(named))["day"] == iso(day)
 
 
 def test_what_is_no_day_or_too_long_ago_is_refused_before_a_run_is_opened(world: System) -> None:
     for named in ("manual", "2001-01-01"):
         with pytest.raises(ConfigurationError, match=named):
-            backstop_audit.open_audit(context(named), None)
+            audit.open_audit(context(named), None)
     assert runs(world) == []
 
 
 def test_a_sound_day_passes_its_data_checks_and_a_breach_fails_them(world: System, tmp_path: Path) -> None:
     today = datetime.now(UTC).date().isoformat()
-    opened = backstop_audit.open_audit(context(today), None)
-    assert backstop_audit.look(opened, Task())["breaches"] == 0
+    opened = audit.open_audit(context(today), None)
+    assert audit.look(opened, Task())["breaches"] == 0
     assert (tmp_path / "docs" / duty.audit("audit", opened)).is_file()
     duty.close(opened, [])
     world.stub("m", status="exhausted")
-    opened = backstop_audit.open_audit(context(today), None)
-    assert backstop_audit.look(opened, Task())["breaches"] == 1
+    opened = audit.open_audit(context(today), None)
+    assert audit.look(opened, Task())["breaches"] == 1
     with pytest.raises(AuditFailed, match="exhausted_stub_has_case"):
         duty.audit("audit", opened)
     with pytest.raises(AirflowFailException):
@@ -150,7 +149,7 @@ def test_a_scheduled_audit_stands_for_the_day_before_it() -> None:
     from airflow.timetables.base import TimeRestriction
     from airflow.timetables.trigger import CronPartitionTimetable
 
-    asked = backstop_audit.daily("BACKSTOP_AUDIT_SCHEDULE", "30 5 * * *")
+    asked = audit.daily("BACKSTOP_AUDIT_SCHEDULE", "30 5 * * *")
     timetable = CronPartitionTimetable(
         asked.expression, timezone=str(asked.timezone), run_offset=asked.run_offset, key_format=asked.key_format
     )

@@ -10,15 +10,15 @@ import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-import backstop_incident as incident
-import backstop_triage as triage
+from backstop.airflow import replay_incident as incident
+from backstop.airflow import triage
+from backstop.airflow.decide_case import may_trigger
+from backstop.airflow.steps import SOMETHING_AWAY
 from backstop.brokers.open import open_broker
 from backstop.config.people import PeopleSettings
 from backstop.dead_letters.classify import rules_of
 from backstop.errors import BrokerUnavailable, ConfigurationError
 from backstop.records import Message
-from backstop_decide import may_trigger
-from backstop_duty import SOMETHING_AWAY
 from control_world import World, servers, world  # noqa: F401
 from triage_world import dead, letters, look_now, requests
 

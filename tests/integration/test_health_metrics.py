@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,8 +18,6 @@ from backstop.cases.open import open_case
 from backstop.health.metrics import render
 from backstop.runs.run import close_run, open_run
 from control_world import World, servers, world  # noqa: F401
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "plugins"))
 
 
 def run_of(world: World, duty: str, state: Any = "done") -> None:
@@ -123,19 +120,19 @@ def scrape(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     from fastapi.testclient import TestClient
 
-    import backstop_metrics
+    from backstop.airflow import metrics
 
     @contextmanager
     def room() -> Iterator[Any]:
         yield SimpleNamespace(control=world.conn, settings=world.settings)
 
     # Airflow's own connections are tried in tests/dags; here the environment has them.
-    monkeypatch.setattr(backstop_metrics, "control_room", room)
-    monkeypatch.setattr(backstop_metrics, "url_from_airflow", lambda _: None)
-    monkeypatch.setattr(backstop_metrics, "import_errors", lambda: {"backstop_airflow_dag_import_errors": ("x", 2.0)})
-    monkeypatch.setattr(backstop_metrics, "KEPT_SECONDS", 0.0)
-    monkeypatch.setattr(backstop_metrics, "_kept", backstop_metrics._Kept())
-    with TestClient(backstop_metrics.make_app()) as client:
+    monkeypatch.setattr(metrics, "control_room", room)
+    monkeypatch.setattr(metrics, "url_from_airflow", lambda _: None)
+    monkeypatch.setattr(metrics, "import_errors", lambda: {"backstop_airflow_dag_import_errors": ("x", 2.0)})
+    monkeypatch.setattr(metrics, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(metrics, "_kept", metrics._Kept())
+    with TestClient(metrics.make_app()) as client:
         yield lambda **headers: client.get("/metrics", headers=headers)
 
 
@@ -169,11 +166,11 @@ def test_the_metrics_are_for_who_has_the_token_and_closed_without_one(
 def test_requests_without_the_token_read_no_settings_and_ask_no_connection(
     world: World, scrape: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import backstop_metrics
+    from backstop.airflow import metrics
 
     read = []
-    monkeypatch.setattr(backstop_metrics, "KEPT_SECONDS", 60.0)
-    monkeypatch.setattr(backstop_metrics, "token", lambda: read.append(1) or TOKEN)
+    monkeypatch.setattr(metrics, "KEPT_SECONDS", 60.0)
+    monkeypatch.setattr(metrics, "token", lambda: read.append(1) or TOKEN)
     assert {scrape(Authorization="Bearer wrong").status_code for _ in range(20)} == {401}
     assert scrape(Authorization=f"Bearer {TOKEN}").status_code == 200
     assert read == [1]
@@ -222,20 +219,20 @@ def failure(duty: str = "reconcile", run: str = "scheduled__1") -> dict[str, Any
 
 
 def test_a_duty_that_goes_on_failing_is_told_once_and_again_after_its_next_success(world: World, hook: Hook) -> None:
-    import backstop_notify
+    from backstop.airflow import notify
 
     for number in range(3):
-        backstop_notify.tell_failure(failure(run=f"scheduled__{number}"))
-    backstop_notify.tell_failure(failure("resend"))
+        notify.tell_failure(failure(run=f"scheduled__{number}"))
+    notify.tell_failure(failure("resend"))
     assert [notice["duty"] for notice in hook.taken] == ["reconcile", "resend"]
     run_of(world, "reconcile")
-    backstop_notify.tell_failure(failure())
+    notify.tell_failure(failure())
     assert [notice["duty"] for notice in hook.taken] == ["reconcile", "resend", "reconcile"]
     assert world.control("SELECT count(*) FROM alert WHERE delivered_at IS NULL") == [(0,)]
 
 
 def test_alerts_of_cases_are_told_too_and_the_gravest_first_however_old_they_are(world: World, hook: Hook) -> None:
-    import backstop_notify
+    from backstop.airflow import notify
     from backstop.config.load import load
 
     for kind, severity in (("overdue", "warning"), ("mass_loss", "critical"), ("exhausted", "critical"), ("stalled", "warning")):
@@ -247,36 +244,36 @@ def test_alerts_of_cases_are_told_too_and_the_gravest_first_however_old_they_are
     # Nobody could be told for two days.
     old = "UPDATE alert SET created_at = now() - interval '2 days' WHERE body LIKE ANY (%s)"
     world.control(old, (["stalled%", "exhausted%"],))
-    assert backstop_notify.tell_unsaid(load(), world.connections, world.conn) == 4
+    assert notify.tell_unsaid(load(), world.connections, world.conn) == 4
     assert [(one["severity"], one["text"].split(". ")[1]) for one in hook.taken] == [
         ("critical", "mass_loss"), ("critical", "exhausted"), ("warning", "overdue"), ("warning", "stalled"),
     ]  # fmt: skip
 
 
 def test_what_the_webhook_did_not_take_is_told_by_the_next_watch(world: World, hook: Hook) -> None:
-    import backstop_notify
+    from backstop.airflow import notify
 
     hook.answers = 503
-    backstop_notify.tell_failure(failure())
+    notify.tell_failure(failure())
     world.run("control", "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('watch/1/critical', 'critical', 'T', 'B')")
     world.run("control", "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('case/1', 'critical', 'T', 'B')")
     from backstop.config.load import load
 
-    assert backstop_notify.tell_unsaid(load(), world.connections, world.conn) == 0
+    assert notify.tell_unsaid(load(), world.connections, world.conn) == 0
     hook.answers = 204
     hook.refuses = "watch/1/critical"
-    assert backstop_notify.tell_unsaid(load(), world.connections, world.conn) == 2
+    assert notify.tell_unsaid(load(), world.connections, world.conn) == 2
     hook.refuses = ""
-    assert backstop_notify.tell_unsaid(load(), world.connections, world.conn) == 1
-    assert backstop_notify.tell_unsaid(load(), world.connections, world.conn) == 0
+    assert notify.tell_unsaid(load(), world.connections, world.conn) == 1
+    assert notify.tell_unsaid(load(), world.connections, world.conn) == 0
     assert [notice.get("key") for notice in hook.taken] == ["case/1", "duty/reconcile/failed/0", "watch/1/critical"]
 
 
 def test_without_the_control_database_a_failure_is_told_all_the_same(
     world: World, hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import backstop_notify
+    from backstop.airflow import notify
 
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", "postgresql://nobody@127.0.0.1:1/gone")
-    backstop_notify.tell_failure(failure())
+    notify.tell_failure(failure())
     assert len(hook.taken) == 1

@@ -124,7 +124,7 @@ from airflow.dag_processing.dagbag import DagBag
 bag, readme = (DagBag(dag_folder=folder) for folder in sys.argv[1:])
 import backstop
 from airflow.plugins_manager import get_fastapi_plugins
-from backstop.plugins.backstop_spark import JOBS
+from backstop.airflow.spark_operator import JOBS
 print("FACTS" + json.dumps({
     "errors": bag.import_errors | readme.import_errors, "readme": sorted(readme.dags),
     "dags": {dag.dag_id: sorted(dag.task_ids) for dag in bag.dags.values()},

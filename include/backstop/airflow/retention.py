@@ -5,10 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-try:
-    from backstop.plugins import backstop_duty as duty
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_duty as duty
+from backstop.airflow import steps as duty
 
 LONGEST = timedelta(hours=11)
 """The task's own limit is an hour longer: a purge ends by itself, between two steps."""

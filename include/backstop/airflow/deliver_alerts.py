@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-try:
-    from backstop.plugins.backstop_duty import control_room, told
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_duty import control_room, told
+from backstop.airflow.steps import control_room, told
 
 
 @told

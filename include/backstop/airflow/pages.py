@@ -14,14 +14,9 @@ from urllib.parse import quote
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
-try:
-    from backstop.plugins.backstop_access import Visitor, reader, visitor_of
-    from backstop.plugins.backstop_decide import DAG, dag_for
-    from backstop.plugins.backstop_duty import control_room, docs_folder
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_access import Visitor, reader, visitor_of
-    from backstop_decide import DAG, dag_for
-    from backstop_duty import control_room, docs_folder
+from backstop.airflow.access import Visitor, reader, visitor_of
+from backstop.airflow.decide_case import DAG, dag_for
+from backstop.airflow.steps import control_room, docs_folder
 
 DAG_OF_RUNS = "reconcile"
 """What runs did is of every team: those pages are for who may read this DAG."""

@@ -13,14 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from backstop.dead_letters.replay_incident import Mode, Plan
 
-try:
-    from backstop.plugins.backstop_decide import Answer, deciders, is_young, may_decide, may_trigger
-    from backstop.plugins.backstop_duty import Room, control_room, told
-    from backstop.plugins.backstop_links import PREFIX, base_url
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_decide import Answer, deciders, is_young, may_decide, may_trigger
-    from backstop_duty import Room, control_room, told
-    from backstop_links import PREFIX, base_url
+from backstop.airflow.decide_case import Answer, deciders, is_young, may_decide, may_trigger
+from backstop.airflow.links import PREFIX, base_url
+from backstop.airflow.steps import Room, control_room, told
 
 NO = "do nothing"
 log = logging.getLogger(__name__)

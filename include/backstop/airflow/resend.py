@@ -6,12 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-try:
-    from backstop.plugins.backstop_decide import may_trigger
-    from backstop.plugins.backstop_duty import Room
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_decide import may_trigger
-    from backstop_duty import Room
+from backstop.airflow.decide_case import may_trigger
+from backstop.airflow.steps import Room
 
 if TYPE_CHECKING:
     from backstop.runs.run import Run

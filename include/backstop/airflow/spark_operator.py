@@ -22,18 +22,15 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-try:
-    from backstop.plugins.backstop_duty import SOMETHING_AWAY, url_from_airflow
-    from backstop.plugins.backstop_links import RunLink
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_duty import SOMETHING_AWAY, url_from_airflow
-    from backstop_links import RunLink
+from backstop.airflow.links import RunLink
+from backstop.airflow.steps import SOMETHING_AWAY, url_from_airflow
 
 AWAY = 3
 """How a job ends when a store or broker did not answer, and it did all else (errors.Unavailable)."""
 SECRETS = "connections.json"
-JOBS = Path(__file__).resolve().parent.parent / "spark_jobs"
-
+_PACKAGE = Path(__file__).resolve().parents[1]
+JOBS = next(folder / "spark_jobs" for folder in (_PACKAGE, _PACKAGE.parents[1]) if (folder / "spark_jobs").is_dir())
+"""In the installed package, or in the source tree."""
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,12 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backstop.airflow import notify
+
 if TYPE_CHECKING:
     from backstop.config.connections import Connections
     from backstop.config.settings import Settings
-    from backstop.runs.run import Run
+    from backstop.runs.run import EndState, Run
 
 SOMETHING_AWAY = "something_away"
 """XCom key: the task failed because a store or broker did not answer, after it had done all else."""
@@ -135,7 +137,7 @@ def open_duty(
             due = count(room, run)
         except BaseException as error:
             room.control.rollback()
-            state = "incomplete" if isinstance(error, Unavailable) else "failed"
+            state: EndState = "incomplete" if isinstance(error, Unavailable) else "failed"
             close_run(room.control, run, state, Counts(), error=str(error))
             raise
         if due == 0:
@@ -175,7 +177,7 @@ def close_proof(opened: Opened, failed: list[str], *, away: bool = False) -> dic
             cursor.execute(_PROOF, {"run_id": run.run_id})
             answer, sentence, counts = cursor.fetchone() or ("none", "There is no proof: a task before this one failed.", {})
         incomplete = answer == "incomplete" or (bool(failed) and away)
-        state = "incomplete" if incomplete else "failed" if failed else "done"
+        state: EndState = "incomplete" if incomplete else "failed" if failed else "done"
         close_run(room.control, run, state, Counts(counts), error=sentence if state != "done" else None)
     log.info("backstop: %s", sentence)
     if state != "done":  # this task alone decides what Airflow calls the DAG run
@@ -240,7 +242,7 @@ def open_sweep(groups: list[str], dry_run: bool) -> Opened | None:
                 counted.require_reachable()
         except BaseException as error:
             room.control.rollback()
-            state = "incomplete" if isinstance(error, Unavailable) else "failed"
+            state: EndState = "incomplete" if isinstance(error, Unavailable) else "failed"
             close_run(room.control, run, state, Counts(), error=str(error))
             raise
         if idle:
@@ -385,7 +387,7 @@ def close(opened: Opened, failed: list[str], *, away: bool = False) -> dict[str,
                 require_all_reachable(room.control, run)
             except Unavailable as error:
                 missed = error
-        state = "incomplete" if missed or (failed and away) else "failed" if failed else "done"
+        state: EndState = "incomplete" if missed or (failed and away) else "failed" if failed else "done"
         error_text = f"failed tasks: {', '.join(sorted(failed))}" if failed else str(missed) if missed else None
         counts = counts_of(room.control, run, int(opened["due"]))
         close_run(room.control, run, state, counts, error=error_text)
@@ -433,23 +435,14 @@ def watch() -> dict[str, Any]:
     from backstop.health.watch import run_once
 
     with control_room() as room:
-        notifier().tell_back(room.control)
+        notify.tell_back(room.control)
         try:
             watched = run_once(room.settings, room.connections)
         finally:
-            told_now = notifier().tell_unsaid(room.settings, room.connections, room.control)
+            told_now = notify.tell_unsaid(room.settings, room.connections, room.control)
         for sentence in watched.overdue.values():
             log.error("backstop: %s", sentence)
         return {**watched.counts, "told": told_now}
-
-
-def notifier() -> Any:
-    """The module backstop_notify, from the package or from Airflow's plugins folder."""
-    try:
-        from backstop.plugins import backstop_notify
-    except ModuleNotFoundError:
-        import backstop_notify
-    return backstop_notify
 
 
 def docs_folder() -> Path:

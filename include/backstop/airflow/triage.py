@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-try:
-    from backstop.plugins.backstop_duty import SOMETHING_AWAY, Opened, control_room, counts_of, going_on, told
-    from backstop.plugins.backstop_spark import SparkDutyOperator, spark_from
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_duty import SOMETHING_AWAY, Opened, control_room, counts_of, going_on, told
-    from backstop_spark import SparkDutyOperator, spark_from
+from backstop.airflow.spark_operator import SparkDutyOperator, spark_from
+from backstop.airflow.steps import SOMETHING_AWAY, Opened, control_room, counts_of, going_on, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from backstop.runs.run import EndState
 
 STEPS = ("drain", "classify", "decide_and_apply")
 """Tasks that go on although something was away."""
@@ -60,7 +58,7 @@ def open_triage(topic: str | None, dry_run: bool) -> Opened | None:
                 due.require_reachable()
         except BaseException as error:
             room.control.rollback()
-            state = "incomplete" if isinstance(error, Unavailable) else "failed"
+            state: EndState = "incomplete" if isinstance(error, Unavailable) else "failed"
             close_run(room.control, run, state, Counts(), error=str(error))
             raise
         if not due.total:
@@ -168,7 +166,7 @@ def close_triage(opened: Opened, failed: list[str], away: list[str]) -> dict[str
     with control_room() as room:
         run = find(room.control, int(opened["run_id"]), str(opened["token"]))
         away = away + unread(room.control, run)
-        state = "failed" if failed else "incomplete" if away else "done"
+        state: EndState = "failed" if failed else "incomplete" if away else "done"
         told_of = [f"failed tasks: {', '.join(failed)}"] * bool(failed) + [f"away: {'; '.join(away)}"] * bool(away)
         counts = counts_of(room.control, run, int(opened["due"]))
         close_run(room.control, run, state, counts, error=". ".join(told_of) or None)

@@ -12,10 +12,7 @@ from typing import Any
 
 from airflow.sdk import Asset, AssetAlias, TriggerRule, task
 
-try:
-    from backstop.plugins import backstop_duty as duty
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_duty as duty
+from backstop.airflow import steps as duty
 
 SOMETHING_TO_SEND = Asset("backstop_something_to_send")
 """Starts `resend`."""

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import Any
 
-try:
-    from backstop.plugins import backstop_duty as duty
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    import backstop_duty as duty
+from backstop.airflow import steps as duty
 
 
 def daily(variable: str, default: str) -> Any:

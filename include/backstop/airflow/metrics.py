@@ -16,10 +16,7 @@ from urllib.parse import unquote, urlsplit
 from fastapi import FastAPI, Header, HTTPException
 from fastapi.responses import Response
 
-try:
-    from backstop.plugins.backstop_duty import control_room, url_from_airflow
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_duty import control_room, url_from_airflow
+from backstop.airflow.steps import control_room, url_from_airflow
 
 log = logging.getLogger("backstop.metrics")
 SHORTEST = 16

@@ -12,16 +12,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from inspect import unwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, Param
 
-try:
-    from backstop.plugins.backstop_duty import control_room, told
-    from backstop.plugins.backstop_links import PREFIX, base_url
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_duty import control_room, told
-    from backstop_links import PREFIX, base_url
+from backstop.airflow.links import PREFIX, base_url
+from backstop.airflow.steps import control_room, told
+
+if TYPE_CHECKING:
+    from backstop.cases.questions import How
 
 DAG = "decide_case"
 """Asks about the cases of no team; a team's DAG has its name behind this one."""
@@ -358,7 +357,8 @@ def apply_answer(case_id: int, dag_run_id: str, dag_id: str = DAG) -> dict[str, 
         answer, shown = question.given, question.shown
         option, inputs = str(answer["option"]), dict(answer["inputs"])
         who, why = str(answer.get("user_name") or ""), str(inputs.get("why", "")).strip()
-        how, said = "not_applied", ""
+        how: How = "not_applied"
+        said = ""
         now, once = present(room.control, case_id), question.name
         if option == APPROVE and shown.get("proposal") is not None:
             once = f"proposal {shown['proposal']}"

@@ -10,10 +10,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-try:
-    from backstop.plugins.backstop_duty import told
-except ModuleNotFoundError:  # from the source tree, where Airflow puts the plugins folder on the path
-    from backstop_duty import told
+from backstop.airflow.steps import told
 
 CONNECTION = "airflow_db"
 """Airflow's own database, which tasks may not reach otherwise."""

@@ -1,0 +1,53 @@
+"""What Backstop adds to Airflow's UI: buttons on tasks, and read-only pages of runs. Light: every process
+loads plugins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+from backstop.airflow.links import PREFIX, DataDocsLink, RunLink
+
+
+async def pages(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """The application, made at its first request: FastAPI and our settings are needed by the api-server
+    alone."""
+    global _app
+    if _app is None:
+        from backstop.airflow.pages import make_app
+        _app = make_app()
+    await _app(scope, receive, send)
+
+
+async def metrics(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """The same for scrapers, who have a token and no session."""
+    global _metrics
+    if _metrics is None:
+        from backstop.airflow.metrics import make_app
+        _metrics = make_app()
+    await _metrics(scope, receive, send)
+
+
+_app: Any = None
+_metrics: Any = None
+
+
+class BackstopPlugin(AirflowPlugin):
+    """Found in the plugins folder, or through the entry point of the installed distribution."""
+
+    name = "backstop"
+    fastapi_apps = [  # noqa: RUF012 - Airflow's form
+        {"app": pages, "url_prefix": PREFIX, "name": "Backstop"},
+        {"app": metrics, "url_prefix": f"{PREFIX}-metrics", "name": "Backstop metrics"},
+    ]
+    external_views = [  # noqa: RUF012
+        {
+            "name": "Backstop",
+            "href": f"{PREFIX}/runs",
+            "destination": "nav",
+            "url_route": "backstop",
+            "nav_top_level": True,
+        }
+    ]
+    operator_extra_links = [RunLink(), DataDocsLink()]  # noqa: RUF012
