@@ -44,10 +44,10 @@ mariadb: ## the MariaDB programs that some tests start: Debian's packages, when 
 	  || echo "No MariaDB here: its tests will fail. On Debian: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core" >&2
 
 activemq: setup ## the distribution of ActiveMQ Classic, for tests and the demo (skipped when already there)
-	-@$(PY) -m backstop_lab.servers.fetch_activemq
+	-@$(PY) -m backstop_lab.servers.fetch_activemq && $(WITH_JAVA) $(PY) -m backstop_lab.servers.share_classes activemq
 
 rocketmq: setup ## the jars of RocketMQ, for tests and the demo (skipped when already there)
-	-@$(PY) -m backstop_lab.servers.fetch_rocketmq
+	-@$(PY) -m backstop_lab.servers.fetch_rocketmq && $(WITH_JAVA) $(PY) -m backstop_lab.servers.share_classes rocketmq
 
 test: setup mariadb activemq rocketmq ## lint, types, and the tests, JOBS=3 files at once; left out: long runs, and what only `make test-brokers` runs
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected

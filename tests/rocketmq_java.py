@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from backstop_lab.servers.share_classes import shared_classes
 from compile_java import class_path, compiled, java
 from rocketmq_server import OF_THE_SERVER, RocketMQ
 
@@ -97,7 +98,8 @@ class JavaPeer:
         ] if server.tls else []  # fmt: skip
         descriptor = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._process = subprocess.Popen(
-            [str(java()), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *tls, f"-Duser.home={folder}",
+            [str(java()), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *shared_classes("rocketmq"), *tls,
+             f"-Duser.home={folder}",
              f"-Drocketmq.client.logRoot={folder}", "-Drocketmq.client.rebalance.waitInterval=1000",
              "-Drocketmq.client.rebalance.minInterval=200", "-cp", class_path(compiled(SOURCES)), "Peer", server.namesrv],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=descriptor, text=True, encoding="utf-8",

@@ -30,6 +30,7 @@ from backstop_lab.servers.rocketmq import (
     OPENED,
     SERVICES,
     START_SECONDS,
+    WITHOUT_TLS,
     broker_settings,
     command,
     environment,
@@ -72,8 +73,7 @@ class RocketMQ:
         proxy: bool = False, settings: Mapping[str, str] | None = None,
     ) -> None:
         """`joins`: a server whose name server this broker registers at, beside that one's own broker. `tls`: a certificate of an
-        authority at `ca`; without it the server still takes TLS, with a certificate that it signed itself. `proxy`: with the
-        gRPC proxy in the broker's process."""
+        authority at `ca`; without it the server takes no TLS. `proxy`: with the gRPC proxy in the broker's process."""
         if not installed():
             pytest.fail(f"RocketMQ is not at {HOME}, and these tests need a real one: make rocketmq", pytrace=False)
         self.base, self.name, self._joins = directory.resolve(), name, joins
@@ -282,7 +282,7 @@ class RocketMQ:
                 "innerClientAuthenticationCredentials": json.dumps({"accessKey": access, "secretKey": secret}),
             }  # fmt: skip
         written = write_settings(self.base / "broker.conf", settings)
-        java = self._java(*BROKER_MEMORY, *OPENED, first=f"{compiled(OF_THE_SERVER, SERVICES)}:")
+        java = self._java(*BROKER_MEMORY, *OPENED, classes=[compiled(OF_THE_SERVER, SERVICES)])
         program = [BROKER, "-c", str(written)]
         if self.grpc_port is not None:
             proxy = self.base / "proxy.json"
@@ -297,9 +297,9 @@ class RocketMQ:
             ]  # fmt: skip
         self._broker.start([*java, *program], env=environment(self.base), cwd=self.base)
 
-    def _java(self, *options: str, first: str = "") -> list[str]:
-        tls = [f"-Dtls.config.file={self._tls_settings()}", "-Dtls.test.mode.enable=false"] if self.tls else []
-        return command(self.base, *options, *tls, first=first)
+    def _java(self, *options: str, classes: Sequence[Path] = ()) -> list[str]:
+        tls = [f"-Dtls.config.file={self._tls_settings()}", "-Dtls.test.mode.enable=false"] if self.tls else [WITHOUT_TLS]
+        return command(self.base, *options, *tls, classes=classes)
 
     def _tls_settings(self) -> Path:
         certificate, key = write_certificates(self.base / "tls")

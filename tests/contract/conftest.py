@@ -274,16 +274,7 @@ class RocketMQUnderTest:
     def __init__(self, server: RocketMQServer) -> None:
         self.server = server
         self._open: list[RocketMQ] = []
-        self._warm()
         self.broker = self.another()
-
-    def _warm(self) -> None:
-        """The first sends of a JVM take seconds, longer than a test waits for one."""
-        minute = timedelta(minutes=1)
-        with RocketMQ(self.server.url(), send_timeout=minute, answer_timeout=minute) as patient:
-            patient.create_topic("warm", 4)
-            receipts = patient.publish([Message("warm", f"warm-{one}", b"x") for one in range(50)])
-            assert all(receipt.outcome is Outcome.SENT for receipt in receipts), receipts
 
     def another(self, url: str | None = None, **options: Any) -> RocketMQ:
         settings = {
@@ -360,7 +351,6 @@ class RocketMQUnderTest:
 
     def start(self) -> None:
         self.server.start()
-        self._warm()
 
     def stall(self) -> None:
         self.server.stall()
@@ -373,9 +363,20 @@ class RocketMQUnderTest:
             broker.close()
 
 
-def rocketmq_server(directory: Path) -> RocketMQServer:
+class WarmRocketMQ(RocketMQServer):
     """What it acknowledged is on disk, and who asks is known. On a busy machine a send may wait long for its turn."""
-    return RocketMQServer(directory, acl=True, settings={"flushDiskType": "SYNC_FLUSH", "waitTimeMillsInSendQueue": "10000"})
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, acl=True, settings={"flushDiskType": "SYNC_FLUSH", "waitTimeMillsInSendQueue": "10000"})
+
+    def start(self) -> None:
+        """With the first sends of a JVM, which take seconds, longer than a test waits for one."""
+        super().start()
+        minute = timedelta(minutes=1)
+        with RocketMQ(self.url(), send_timeout=minute, answer_timeout=minute) as patient:
+            patient.create_topic("warm", 4)
+            receipts = patient.publish([Message("warm", f"warm-{one}", b"x") for one in range(50)])
+            assert all(receipt.outcome is Outcome.SENT for receipt in receipts), receipts
 
 
 def _claimed(one: Stored) -> str:
@@ -390,7 +391,7 @@ def _id_in(headers: str) -> str:
 ADAPTERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], UnderTest]]] = {
     "activemq": (Server, ActiveMQUnderTest),
     "redis_streams": (Valkey, RedisStreamsUnderTest),
-    "rocketmq": (rocketmq_server, RocketMQUnderTest),
+    "rocketmq": (WarmRocketMQ, RocketMQUnderTest),
 }
 """kind -> its server over a folder, and its adapter on that server."""
 
@@ -405,41 +406,9 @@ def another_server_program() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("broker")) as server:
-        yield server
-
-
 @pytest.fixture(scope="module")
-def shared_activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("activemq")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def shared_rocketmq_with_logins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQServer]:
-    with rocketmq_server(tmp_path_factory.mktemp("rocketmq")) as server:
-        yield server
-
-
-SHARED = {
-    "activemq": "shared_activemq", "redis_streams": "shared_server", "rocketmq": "shared_rocketmq_with_logins",
-}  # fmt: skip
-
-
-@pytest.fixture(params=sorted(ADAPTERS))
-def adapter(request: pytest.FixtureRequest) -> Iterator[UnderTest]:
-    """An adapter on a server that other tests use too: every test names its own topics and groups."""
-    _, adapt = ADAPTERS[request.param]
-    under_test = adapt(request.getfixturevalue(SHARED[request.param]))
-    yield under_test
-    under_test.close()
-
-
-@pytest.fixture(scope="module")
-def servers_for_faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
-    """A running server of a kind, for one test at a time: what a test has killed is started again over what it left."""
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """A running server of each kind, for one test at a time: one that a test has killed is started again over its folder."""
     made: dict[str, Any] = {}
 
     def running(kind: str) -> Any:
@@ -454,9 +423,9 @@ def servers_for_faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cal
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
-def own_adapter(request: pytest.FixtureRequest, servers_for_faults: Callable[[str], Any]) -> Iterator[UnderTest]:
-    """An adapter on a server that no other test uses meanwhile, to be killed, stalled and wiped."""
-    under_test = ADAPTERS[request.param][1](servers_for_faults(request.param))
+def adapter(request: pytest.FixtureRequest, servers: Callable[[str], Any]) -> Iterator[UnderTest]:
+    """An adapter on a server of its kind. A test names its own topics and groups, and may kill, stall and wipe the server."""
+    under_test = ADAPTERS[request.param][1](servers(request.param))
     yield under_test
     under_test.close()
 

@@ -226,58 +226,58 @@ class TestPublish:
 
 
 class TestFaultsOfTheServer:
-    def test_a_server_that_is_away_refuses(self, own_adapter: UnderTest, name: Name) -> None:
-        own_adapter.create_topic(name("topic"), 1)
-        client, fresh = own_adapter.another(), own_adapter.another()
+    def test_a_server_that_is_away_refuses(self, adapter: UnderTest, name: Name) -> None:
+        adapter.create_topic(name("topic"), 1)
+        client, fresh = adapter.another(), adapter.another()
         assert client.publish(messages(name("topic"), 1))[0].outcome is Outcome.SENT
-        own_adapter.kill()
+        adapter.kill()
         for one in (client, fresh):
             [receipt] = one.publish(messages(name("topic"), 1))
             assert (receipt.outcome, receipt.refused_for_good) == (Outcome.REFUSED, False), receipt.error
-        own_adapter.start()
+        adapter.start()
         assert client.publish(messages(name("topic"), 1))[0].outcome is Outcome.SENT
 
     def test_a_server_killed_before_it_answers_leaves_the_batch_unknown(
-        self, own_adapter: UnderTest, name: Name, in_thread: InThread
+        self, adapter: UnderTest, name: Name, in_thread: InThread
     ) -> None:
-        own_adapter.create_topic(name("topic"), 2)
-        client = own_adapter.another()
+        adapter.create_topic(name("topic"), 2)
+        client = adapter.another()
         client.publish(messages(name("topic"), 1))
-        own_adapter.stall()
+        adapter.stall()
         wait = in_thread(lambda: client.publish(messages(name("topic"), 20, start=1)))
         time.sleep(0.3)  # the bytes are on their way; there is no sign of it to wait for
-        own_adapter.kill()
-        assert [r.outcome for r in wait()] == [own_adapter.silence] * 20
-        own_adapter.start()
-        if own_adapter.silence is Outcome.REFUSED:
-            assert list(own_adapter.stored(name("topic")).values()) == ["m-0"]
+        adapter.kill()
+        assert [r.outcome for r in wait()] == [adapter.silence] * 20
+        adapter.start()
+        if adapter.silence is Outcome.REFUSED:
+            assert list(adapter.stored(name("topic")).values()) == ["m-0"]
 
     def test_a_server_that_does_not_answer_in_time_leaves_the_batch_unknown(
-        self, own_adapter: UnderTest, name: Name
+        self, adapter: UnderTest, name: Name
     ) -> None:
-        own_adapter.create_topic(name("topic"), 2)
-        client = own_adapter.another()
+        adapter.create_topic(name("topic"), 2)
+        client = adapter.another()
         client.publish(messages(name("topic"), 1))
-        own_adapter.stall()
+        adapter.stall()
         begun = time.monotonic()
         receipts = client.publish(messages(name("topic"), 20, start=1))
         took = time.monotonic() - begun
-        own_adapter.wake()
-        assert [r.outcome for r in receipts] == [own_adapter.silence] * 20
+        adapter.wake()
+        assert [r.outcome for r in receipts] == [adapter.silence] * 20
         assert took < SEND_TIMEOUT.total_seconds() + 1
-        if own_adapter.silence is Outcome.REFUSED:
-            own_adapter.another().publish([Message(name("topic"), "after", b"")])
-            assert list(own_adapter.stored(name("topic")).values()) == ["m-0", "after"]
+        if adapter.silence is Outcome.REFUSED:
+            adapter.another().publish([Message(name("topic"), "after", b"")])
+            assert list(adapter.stored(name("topic")).values()) == ["m-0", "after"]
 
     def test_what_was_acknowledged_survives_a_kill_and_nothing_else_claims_to(
-        self, own_adapter: UnderTest, name: Name, in_thread: InThread
+        self, adapter: UnderTest, name: Name, in_thread: InThread
     ) -> None:
-        own_adapter.create_topic(name("topic"), 3)
+        adapter.create_topic(name("topic"), 3)
         sent: dict[str, Any] = {}
         running = threading.Event()
 
         def publish_until_it_dies() -> None:
-            client = own_adapter.another()
+            client = adapter.another()
             for batch in range(10_000):
                 some = messages(name("topic"), 100, start=batch * 100)
                 receipts = client.publish(some)
@@ -289,33 +289,33 @@ class TestFaultsOfTheServer:
 
         wait = in_thread(publish_until_it_dies)
         assert running.wait(20)
-        own_adapter.kill()
+        adapter.kill()
         wait()
-        own_adapter.start()
-        stored = own_adapter.stored(name("topic"))
+        adapter.start()
+        stored = adapter.stored(name("topic"))
         for message_id, receipt in sent.items():
-            if receipt.outcome is Outcome.SENT and own_adapter.broker.capabilities.knows_queue_of_send:
+            if receipt.outcome is Outcome.SENT and adapter.broker.capabilities.knows_queue_of_send:
                 assert stored[receipt.position.queue_id, receipt.position.offset] == message_id
             elif receipt.outcome is Outcome.SENT:
                 assert message_id in stored.values()
             elif receipt.outcome is Outcome.REFUSED:
                 assert message_id not in stored.values()
         assert Counter(r.outcome for r in sent.values())[Outcome.SENT] > 1000
-        if own_adapter.broker.capabilities.has_offsets:
+        if adapter.broker.capabilities.has_offsets:
             for queue in range(3):
                 offsets = sorted(o for q, o in stored if q == queue)
                 assert offsets == list(range(len(offsets)))
-            [receipt] = own_adapter.another().publish(messages(name("topic"), 1))
+            [receipt] = adapter.another().publish(messages(name("topic"), 1))
             assert receipt.position and (receipt.position.queue_id, receipt.position.offset) not in stored
 
-    def test_every_look_raises_when_the_server_is_away(self, own_adapter: UnderTest, name: Name) -> None:
-        own_adapter.create_topic(name("topic"), 1)
-        own_adapter.create_group(name("group"), name("topic"))
-        subscription = own_adapter.subscribe(name("group"), [name("topic")], "c1")
-        own_adapter.broker.publish(messages(name("topic"), 1))
+    def test_every_look_raises_when_the_server_is_away(self, adapter: UnderTest, name: Name) -> None:
+        adapter.create_topic(name("topic"), 1)
+        adapter.create_group(name("group"), name("topic"))
+        subscription = adapter.subscribe(name("group"), [name("topic")], "c1")
+        adapter.broker.publish(messages(name("topic"), 1))
         [got] = subscription.fetch(1, timedelta(seconds=5))
-        own_adapter.kill()
-        broker = own_adapter.broker
+        adapter.kill()
+        broker = adapter.broker
         looks: list[Callable[[], Any]] = [
             broker.clock,
             lambda: broker.queues(name("topic")),
@@ -333,51 +333,51 @@ class TestFaultsOfTheServer:
         subscription.close()
 
     def test_what_a_consumer_held_at_a_crash_of_the_server_comes_again(
-        self, own_adapter: UnderTest, name: Name, receive: Receive
+        self, adapter: UnderTest, name: Name, receive: Receive
     ) -> None:
-        own_adapter.create_topic(name("topic"), 1)
-        own_adapter.create_group(name("group"), name("topic"))
-        own_adapter.broker.publish(messages(name("topic"), 3))
-        first = own_adapter.subscribe(name("group"), [name("topic")], "c1")
+        adapter.create_topic(name("topic"), 1)
+        adapter.create_group(name("group"), name("topic"))
+        adapter.broker.publish(messages(name("topic"), 3))
+        first = adapter.subscribe(name("group"), [name("topic")], "c1")
         held, waiting, done = receive(first, 3)
         first.hand_back(held, after=timedelta(seconds=1), counts=False)
         first.acknowledge([done])
-        own_adapter.kill()
-        own_adapter.start()
-        second = own_adapter.subscribe(name("group"), [name("topic")], "c2")
+        adapter.kill()
+        adapter.start()
+        second = adapter.subscribe(name("group"), [name("topic")], "c2")
         again = receive(second, 1)
         second.acknowledge(again)
         came = ids(again + receive(second, 1))
-        if not own_adapter.broker.capabilities.redelivers_to_any:
+        if not adapter.broker.capabilities.redelivers_to_any:
             came.sort(reverse=True)  # it was held by its consumer alone, and its delay died with that
-        each = own_adapter.broker.capabilities.acknowledges_each
+        each = adapter.broker.capabilities.acknowledges_each
         assert came == ids([waiting, held] if each else [done, waiting, held])
 
 
 class TestEpochs:
-    def test_an_epoch_survives_a_restart_and_not_a_new_life(self, own_adapter: UnderTest, name: Name) -> None:
-        if not own_adapter.broker.capabilities.has_epochs:
+    def test_an_epoch_survives_a_restart_and_not_a_new_life(self, adapter: UnderTest, name: Name) -> None:
+        if not adapter.broker.capabilities.has_epochs:
             return
 
         def epochs() -> list[str]:
-            return [queue.epoch for queue in own_adapter.another().queues(name("topic"))]
+            return [queue.epoch for queue in adapter.another().queues(name("topic"))]
 
-        own_adapter.create_topic(name("topic"), 2)
+        adapter.create_topic(name("topic"), 2)
         first = epochs()
-        [receipt] = own_adapter.broker.publish(messages(name("topic"), 1))
+        [receipt] = adapter.broker.publish(messages(name("topic"), 1))
         assert receipt.position and receipt.position.epoch == first[receipt.position.queue_id]
-        own_adapter.kill()
-        own_adapter.start()
-        own_adapter.create_topic(name("topic"), 2)
+        adapter.kill()
+        adapter.start()
+        adapter.create_topic(name("topic"), 2)
         assert epochs() == first, "a restart, and creating what is there, change nothing"
-        own_adapter.delete_topic(name("topic"))
-        own_adapter.create_topic(name("topic"), 2)
+        adapter.delete_topic(name("topic"))
+        adapter.create_topic(name("topic"), 2)
         second = epochs()
-        own_adapter.wipe()
-        own_adapter.create_topic(name("topic"), 2)
+        adapter.wipe()
+        adapter.create_topic(name("topic"), 2)
         third = epochs()
         assert len({*first, *second, *third}) == 6
-        assert [queue.next_offset for queue in own_adapter.broker.queues(name("topic"))] == [0, 0]
+        assert [queue.next_offset for queue in adapter.broker.queues(name("topic"))] == [0, 0]
 
     def test_an_acknowledgement_from_an_earlier_life_does_not_touch_the_new_one(
         self, adapter: UnderTest, topic: str, group: str, receive: Receive
@@ -1049,8 +1049,7 @@ class TestDrainingDeadLetters:
 
     def test_large_letters_come_in_pages_of_bounded_size(self, adapter: UnderTest, topic: str, group: str) -> None:
         size = LETTER_PAGE_BYTES // 3
-        for number in range(5):
-            self.die(adapter, topic, group, [Message(topic, f"m-{number}", b"%d" % number * size)])
+        self.die(adapter, topic, group, [Message(topic, f"m-{number}", b"%d" % number * size) for number in range(5)])
         sizes, found = [], []
         with self.open(adapter, topic, group) as reader:
             while page := reader.read(100):
@@ -1082,20 +1081,20 @@ class TestDrainingDeadLetters:
         assert adapter.broker.dead_letter_queues([]) == []
 
     def test_a_broker_that_goes_away_before_the_acknowledgement_has_them_still(
-        self, own_adapter: UnderTest, name: Name
+        self, adapter: UnderTest, name: Name
     ) -> None:
         topic, group = name("topic"), name("group")
-        own_adapter.create_topic(topic, 1)
-        own_adapter.create_group(group, topic)
-        self.die(own_adapter, topic, group, messages(topic, 3))
-        reader = self.open(own_adapter, topic, group)
+        adapter.create_topic(topic, 1)
+        adapter.create_group(group, topic)
+        self.die(adapter, topic, group, messages(topic, 3))
+        reader = self.open(adapter, topic, group)
         letters = self.rest(reader, topic)
         assert len(letters) == 3
-        own_adapter.kill()
+        adapter.kill()
         with pytest.raises(BrokerUnavailable):
             reader.acknowledge(letters)
         with pytest.raises(BrokerUnavailable):
-            self.open(own_adapter, topic, group)
-        own_adapter.start()
-        with self.open(own_adapter, topic, group) as again:
+            self.open(adapter, topic, group)
+        adapter.start()
+        with self.open(adapter, topic, group) as again:
             assert [letter.message_id for letter in self.rest(again, topic)] == ["m-0", "m-1", "m-2"]

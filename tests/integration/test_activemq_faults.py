@@ -20,6 +20,7 @@ from backstop.records import ID_HEADER, Message, Outcome
 from backstop_lab.faults.brokers.activemq import ActiveMQFaults
 from backstop_lab.faults.brokers.protocol import EXPIRED, LOST, SUPPRESSED_DONE, SUPPRESSED_UNDONE, TAKEN_OUT, FaultTools
 from backstop_lab.servers.activemq import ActiveMQServer
+from backstop_lab.servers.share_classes import archive
 from backstop_lab.shop.ledger import Key, Ledger
 from backstop_lab.shop.wait_for import wait_for
 
@@ -197,3 +198,7 @@ def test_producers_and_backstop_are_refused_one_topic_and_whoever_runs_it_nothin
         assert duty.progress("refunds", "billing") and admin.publish([message("refunds", "x")])[0].outcome is Outcome.SENT
         wait_for("The messages", lambda: faults.backlog("orders", "billing") == 2, 10, str)
         assert set(received(admin, "refunds" and "billing", "refunds")) == {"before", "x"}
+
+
+def test_the_server_runs_on_the_classes_that_make_activemq_kept(server: ActiveMQServer) -> None:
+    assert archive("activemq").name in Path(f"/proc/{server.pid}/maps").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from backstop.brokers.rocketmq import RocketMQ
 from backstop.brokers.rocketmq.hold_against import WantedGroup, WantedTopic
 from backstop.errors import BrokerUnavailable
 from backstop.records import Message, Outcome
+from backstop_lab.servers.share_classes import archive
 from rocketmq_server import RocketMQ as Server
 
 TOPIC, GROUP = "orders", "billing"
@@ -97,3 +99,8 @@ def test_what_is_missing_is_said_and_nothing_is_taken_for_granted(server: Server
     with connect(server, "duties") as duties:
         [refused] = duties.publish([Message(TOPIC, "m-9", b"x")])
         assert refused.outcome is Outcome.REFUSED and not refused.refused_for_good
+
+
+def test_broker_and_name_server_run_on_the_classes_that_make_rocketmq_kept(server: Server) -> None:
+    for pid in (server.pid, server.namesrv_pid):
+        assert archive("rocketmq").name in Path(f"/proc/{pid}/maps").read_text()

@@ -27,6 +27,7 @@ from backstop.runs.run import Run
 from backstop.sweep.run_once import run_duty as sweep
 from backstop_lab.servers.compile_java import class_path, compiled, java
 from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.share_classes import shared_classes
 from rocketmq_java import JavaPeer
 from rocketmq_server import RocketMQ
 from system import build_template, settings_dict
@@ -67,7 +68,8 @@ class Shop:
         }  # fmt: skip
         with (self.folder / f"{program}.log").open("a") as log:
             return subprocess.Popen(
-                [str(java()), "-Xmx96m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Duser.home={self.folder}",
+                [str(java()), "-Xmx96m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *shared_classes("rocketmq"),
+                 f"-Duser.home={self.folder}",
                  "-Drocketmq.client.rebalance.waitInterval=1000", "-Drocketmq.client.rebalance.minInterval=200",
                  "-cp", class_path(compiled(sorted(EXAMPLE.glob("*.java"))), EXAMPLE), program, self.server.namesrv, *arguments],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,

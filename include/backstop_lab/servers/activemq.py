@@ -15,9 +15,10 @@ from backstop.brokers.activemq.jolokia import Jolokia
 from backstop.errors import BrokerUnavailable
 from backstop.private_file import read_or_generate, write_private
 from backstop_lab.servers.child import Child, LocalServerError, end_leftover
-from backstop_lab.servers.fetch_activemq import HOME, installed
+from backstop_lab.servers.fetch_activemq import HOME, installed, jars
 from backstop_lab.servers.java import java
 from backstop_lab.servers.ports import LOOPBACK, free_port
+from backstop_lab.servers.share_classes import shared_classes
 
 START_SECONDS = 300.0
 STOP_SECONDS = 60.0
@@ -104,10 +105,11 @@ class ActiveMQServer:
         self._child.start(
             [
                 str(java()), "-Xms64M", "-Xmx384M", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC",
+                *shared_classes("activemq"),
                 *(f"-D{name}={value}" for name, value in properties.items()),
                 "--add-reads=java.xml=java.logging",
                 *(part for name in OPENED for part in ("--add-opens", f"{name}=ALL-UNNAMED")),
-                "-cp", f"{self.directory}/conf:{HOME}/bin/activemq.jar",
+                "-cp", os.pathsep.join([*jars(), f"{self.directory}/conf"]),
                 "org.apache.activemq.console.Main", "start", f"xbean:file:{self.directory}/conf/activemq.xml",
             ],
             env=dict(os.environ),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backstop_lab.servers.child import LocalServerError
-from backstop_lab.servers.fetch_rocketmq import HOME
+from backstop_lab.servers.fetch_rocketmq import HOME, jars
 from backstop_lab.servers.java import java
 from backstop_lab.setup import KEPT
 
@@ -20,8 +20,8 @@ CLASSES = KEPT / "rocketmq" / "classes"
 
 
 def class_path(*folders: Path) -> str:
-    """The folders, RocketMQ's jars, and the PostgreSQL driver."""
-    return os.pathsep.join([*(str(folder) for folder in folders), f"{HOME}/*", *_driver()])
+    """RocketMQ's jars, the PostgreSQL driver, and the folders."""
+    return os.pathsep.join([*jars(), *_driver(), *(str(folder) for folder in folders)])
 
 
 def compiled(sources: Sequence[Path], services: dict[str, str] | None = None) -> Path:
@@ -47,7 +47,7 @@ def compiled(sources: Sequence[Path], services: dict[str, str] | None = None) ->
 
 def _compile(sources: Sequence[Path], into: Path) -> None:
     [compiler] = HOME.glob("ecj-*.jar")
-    path = os.pathsep.join([*map(str, sorted(HOME.glob("*.jar"))), *_driver()])
+    path = class_path()
     made = subprocess.run(
         [str(java()), "-XX:TieredStopAtLevel=1", "-cp", str(compiler), "org.eclipse.jdt.internal.compiler.batch.Main",
          "-11", "-nowarn", "-proc:none", "-cp", path, "-d", str(into), *map(str, sources)],

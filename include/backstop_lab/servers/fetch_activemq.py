@@ -26,6 +26,12 @@ def unpacked(files: Path) -> Path:
     return found
 
 
+def jars() -> list[str]:
+    """The class path: all jars at once, because classes of the distribution's own class loader cannot be shared."""
+    found = [jar for folder in ("lib", "lib/optional", "lib/web") for jar in sorted((HOME / folder).glob("*.jar"))]
+    return [str(jar) for jar in (HOME / "bin" / "activemq.jar", *found)]
+
+
 WANTED = Wanted("ActiveMQ Classic", VERSION, [ARCHIVE], HOME, mark=".unpacked", unpack=unpacked)
 
 

@@ -34,6 +34,11 @@ def wanted() -> Wanted:
     return Wanted("RocketMQ", VERSION, locked(), HOME, mark=".complete", marked=digest)
 
 
+def jars() -> list[str]:
+    """The class path."""
+    return sorted(str(jar) for jar in HOME.glob("*.jar"))
+
+
 def installed() -> bool:
     return wanted().is_there()
 

@@ -23,9 +23,10 @@ from backstop.brokers.rocketmq.session import Lost, NotSent
 from backstop.private_file import write_private
 from backstop_lab.servers.child import Child, LocalServerError, end_leftover
 from backstop_lab.servers.compile_java import compiled
-from backstop_lab.servers.fetch_rocketmq import HOME, installed
+from backstop_lab.servers.fetch_rocketmq import HOME, installed, jars
 from backstop_lab.servers.java import java as java_program
 from backstop_lab.servers.ports import LOOPBACK, free_port
+from backstop_lab.servers.share_classes import shared_classes
 
 CLUSTER = "DefaultCluster"
 START_SECONDS = 300.0
@@ -37,6 +38,8 @@ SERVICES = {"org.apache.rocketmq.store.ha.HAService": NO_REPLICAS.stem}
 NAMES, BROKER = "org.apache.rocketmq.namesrv.NamesrvStartup", "org.apache.rocketmq.broker.BrokerStartup"
 NAMES_MEMORY = ("-Xms16m", "-Xmx64m")
 BROKER_MEMORY = ("-Xms128m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m")
+WITHOUT_TLS = "-Dtls.server.mode=disabled"
+"""Otherwise each of the two makes itself a key and a certificate at its start, which takes longer than the start itself."""
 OPENED = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED",
@@ -48,7 +51,10 @@ SETTINGS = {
     "autoCreateSubscriptionGroup": "false", "mappedFileSizeCommitLog": "67108864", "mappedFileSizeConsumeQueue": "600000",
     "mappedFileSizeTimerLog": "1048576", "maxIndexNum": "100000", "maxHashSlotNum": "50000", "diskMaxUsedSpaceRatio": "99",
     # The timer writes its whole wheel of 37 MB out each time: every second, as it does by default, takes a fifth of a core.
-    "timerFlushIntervalMs": "10000",
+    # What it has not written out it reads again from its log.
+    "timerFlushIntervalMs": "60000",
+    # From its start to the first time it spins on a whole core; the default is 3 s.
+    "transactionMetricFlushInterval": "200",
     "registerNameServerPeriod": "10000", "traceTopicEnable": "false", "enableCalcFilterBitMap": "false",
     "sendMessageThreadPoolNums": "2", "pullMessageThreadPoolNums": "4", "adminBrokerThreadPoolNums": "2",
     "waitTimeMillsInSendQueue": "10000", "waitTimeMillsInPullQueue": "20000", "waitTimeMillsInAckQueue": "20000",
@@ -113,13 +119,14 @@ class RocketMQServer:
         try:
             if not self._names.running:
                 written = write_settings(self.directory / "namesrv.conf", names_settings(self.directory, self.port))
-                self._launch("namesrv", self._names, [*command(self.directory, *NAMES_MEMORY), NAMES, "-c", str(written)])
+                java = command(self.directory, *NAMES_MEMORY, WITHOUT_TLS)
+                self._launch("namesrv", self._names, [*java, NAMES, "-c", str(written)])
             if not self._broker.running:
                 names = f"{LOOPBACK}:{self.port}"
                 its = broker_settings(self.directory, self.broker_name, self.broker_port, self._vip_port, names)
                 written = write_settings(self.directory / "broker.conf", {**self.settings, **its})
                 helper = compiled([NO_REPLICAS], SERVICES)
-                java = command(self.directory, *BROKER_MEMORY, *OPENED, first=f"{helper}:")
+                java = command(self.directory, *BROKER_MEMORY, *OPENED, WITHOUT_TLS, classes=[helper])
                 self._launch("broker", self._broker, [*java, BROKER, "-c", str(written)])
             self._broker.wait_until(self._registered, START_SECONDS)
         except BaseException:
@@ -205,11 +212,12 @@ def broker_settings(directory: Path, name: str, port: int, vip_port: int, namesr
     }  # fmt: skip
 
 
-def command(directory: Path, *options: str, first: str = "") -> list[str]:
-    """Java as far as the program; `first`: classes before the jars, with the sign that parts them."""
+def command(directory: Path, *options: str, classes: Sequence[Path] = ()) -> list[str]:
+    """Java up to the program; `classes`: folders behind the jars."""
     return [
-        str(java_program()), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss512k", "-XX:-UsePerfData", *options,
-        f"-Duser.home={directory}", "-Drocketmq.log.level=WARN", "-cp", f"{first}{HOME}/*",
+        str(java_program()), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss512k", "-XX:-UsePerfData",
+        *shared_classes("rocketmq"), *options,
+        f"-Duser.home={directory}", "-Drocketmq.log.level=WARN", "-cp", os.pathsep.join([*jars(), *map(str, classes)]),
     ]  # fmt: skip
 
 
