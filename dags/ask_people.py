@@ -23,38 +23,22 @@ What each task does, and what to do when it is red:
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import dag, task
-
-from backstop.airflow import decide_case as people
-from backstop.airflow.notify import tell_failure
+from backstop.airflow.ask_people import StartRunOperator, look
+from backstop.airflow.duty_dag import backstop_dag
 from backstop.airflow.schedule import woken_by
 from backstop.airflow.wake import SOMEBODY_TO_ASK
 
 
-@task(retries=0)
-def look(**context: Any) -> list[dict[str, Any]]:
-    """The runs to start; often none."""
-    return people.look_for_questions(context["ti"])
-
-
-@dag(
-    dag_id="ask_people",
+@backstop_dag(
+    __doc__,
     schedule=woken_by(SOMEBODY_TO_ASK, "BACKSTOP_ASK_SCHEDULE", "5m"),
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
     dagrun_timeout=timedelta(minutes=10),
-    default_args={"owner": "backstop", "retries": 0, "execution_timeout": timedelta(minutes=5)},
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
+    default_args={"retries": 0, "execution_timeout": timedelta(minutes=5)},
 )
 def ask_people() -> None:
-    """Wiring only."""
-    people.StartRunOperator.partial(task_id="start").expand_kwargs(look())
+    StartRunOperator.partial(task_id="start").expand_kwargs(look())
 
 
 dag = ask_people()

@@ -21,44 +21,23 @@ What each task does, and what to do when it is red:
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import Param, dag, task
-
-from backstop.airflow import clean_airflow as clean
-from backstop.airflow.notify import tell_failure
+from backstop.airflow.clean_airflow import clean_database, clean_logs
+from backstop.airflow.duty_dag import backstop_dag, switch
 from backstop.airflow.schedule import every
 
 
-@task(execution_timeout=timedelta(hours=4))
-def clean_database(params: dict[str, Any]) -> None:
-    """Airflow's tables."""
-    clean.clean_database(params["dry_run"])
-
-
-@task(execution_timeout=timedelta(hours=1))
-def clean_logs(params: dict[str, Any]) -> int:
-    """Airflow's files."""
-    return clean.clean_logs(params["dry_run"])
-
-
-@dag(
-    dag_id="clean_airflow",
+@backstop_dag(
+    __doc__,
     schedule=every("BACKSTOP_CLEAN_SCHEDULE", "none"),
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
     is_paused_upon_creation=False,
     dagrun_timeout=timedelta(hours=6),
-    default_args={"owner": "backstop", "retries": 1, "retry_delay": timedelta(minutes=1)},
-    params={"dry_run": Param(False, type="boolean", title="Dry run", description="Count what would go, delete nothing")},
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
+    default_args={"retries": 1, "retry_delay": timedelta(minutes=1)},
+    params={"dry_run": switch("Dry run", "Count what would go, delete nothing")},
 )
 def clean_airflow() -> None:
-    """Wiring only. The two do not wait for one another."""
+    # The two do not wait for one another.
     clean_database()
     clean_logs()
 

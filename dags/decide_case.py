@@ -38,60 +38,33 @@ is not applied again.
 
 from __future__ import annotations
 
-import os
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import DAG, Param, task
-from airflow.sdk import dag as make_dag
+from airflow.sdk import DAG, Param
 
 from backstop.airflow import decide_case as people
-from backstop.airflow.notify import tell_failure
-from backstop.airflow.wake import WORK, wake_duties
-
-
-# A database may be down for hours, and the answer is stored: retry up to five minutes apart, for about two hours.
-@task(
-    retries=30, retry_exponential_backoff=2, max_retry_delay=timedelta(minutes=5), execution_timeout=timedelta(minutes=30),
-    outlets=[WORK],
-)  # fmt: skip
-def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """The answer is in the control database, where only the task `ask` puts it, with who gave it by Airflow's own record."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    done = people.apply_answer(params["case_id"], context["run_id"], context["dag"].dag_id)
-    if done["how"] not in ("applied", "partly"):
-        context["ti"].xcom_push(key="said", value=done["said"])
-        raise AirflowSkipException(done["said"])
-    wake_duties(context)
-    return done
+from backstop.airflow.ask_person import AskPersonOperator
+from backstop.airflow.duty_dag import backstop_dag, retry_delay
 
 
 def decide_case(dag_id: str, role: str | None = None) -> DAG:
     """One DAG of questions. `role`: the role of FAB that may read it and answer there, besides those of the whole platform."""
 
-    @make_dag(
+    @backstop_dag(
+        __doc__,
         dag_id=dag_id,
         schedule=None,
-        start_date=datetime(2026, 1, 1, tzinfo=UTC),
-        catchup=False,
         max_active_runs=200,  # each waits for a person and holds no worker; people.questions bounds them
-        default_args={
-            "owner": "backstop",
-            "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
-        },
+        default_args={"retry_delay": retry_delay()},
         params={"case_id": Param(type="integer", minimum=1, title="Case", description="As `backstop cases list` shows it")},
         access_control={role: {"DAGs": {"can_read", "can_edit"}}} if role else None,
-        on_failure_callback=tell_failure,
-        tags=["backstop"],
-        doc_md=__doc__,
     )
     def wiring() -> None:
-        """Wiring only. No time limit: a person takes as long as it takes."""
-        asked = people.AskPersonOperator(
+        # No time limit: a person takes as long as it takes.
+        asked = AskPersonOperator(
             task_id="ask", form=people.ask_about_case, receive=people.receive_answer, retries=3, retry_delay=timedelta(seconds=1)
         )
-        asked >> apply()
+        asked >> people.apply()
 
     return wiring()
 

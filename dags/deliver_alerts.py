@@ -23,37 +23,21 @@ alerts once a minute, as long as it runs, and reports this DAG as overdue.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import dag, task
-
-from backstop.airflow import deliver_alerts as alerts
-from backstop.airflow.notify import tell_failure
+from backstop.airflow.deliver_alerts import deliver
+from backstop.airflow.duty_dag import backstop_dag
 from backstop.airflow.schedule import woken_by
 from backstop.airflow.wake import SOMETHING_TO_TELL
 
 
-@task(task_id="deliver_alerts", retries=0)
-def deliver() -> dict[str, Any]:
-    """The duty, whole."""
-    return alerts.deliver_alerts()
-
-
-@dag(
-    dag_id="deliver_alerts",
+@backstop_dag(
+    __doc__,
     schedule=woken_by(SOMETHING_TO_TELL, "BACKSTOP_ALERTS_SCHEDULE", "5m"),
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
     dagrun_timeout=timedelta(minutes=15),
-    default_args={"owner": "backstop", "execution_timeout": timedelta(minutes=10)},
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
+    default_args={"execution_timeout": timedelta(minutes=10)},
 )
 def deliver_alerts() -> None:
-    """Wiring only."""
     deliver()
 
 

@@ -26,70 +26,33 @@ What each task does, and what to do when it is red:
 
 from __future__ import annotations
 
-import os
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import Param, dag, task
+from airflow.sdk import Param
 
-from backstop.airflow import steps as duty
-from backstop.airflow.links import DataDocsLink, RunLink
-from backstop.airflow.notify import tell_failure
+from backstop.airflow.duty_dag import check, duty_dag, tear_down
+from backstop.airflow.prove import close_run, open_run
 from backstop.airflow.spark_operator import SparkDutyOperator
 
 
-@task(retries=0)
-def open_run(params: dict[str, Any]) -> dict[str, Any]:
-    """Set-up: the window that can be proven now, and its run."""
-    return duty.open_proof(params["topic"], params["from"], params["to"])
-
-
-@task
-def audit(suite: str, opened: dict[str, Any]) -> str:
-    """Stops the proof before its answer is published if a check fails."""
-    return duty.audit(suite, opened)
-
-
-@task(retries=2)
-def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """Tear-down: logs the sentence; done, incomplete or failed."""
-    failed = duty.failed_tasks(context)
-    return duty.close_proof(opened, failed, away=duty.away(context, failed))
-
-
-@dag(
-    dag_id="prove",
+@duty_dag(
+    __doc__,
     schedule=None,
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
+    retries=0,
     dagrun_timeout=timedelta(hours=6),
-    default_args={
-        "owner": "backstop",
-        "retries": 0,
-        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
-        "execution_timeout": timedelta(minutes=15),
-    },
     params={
         "topic": Param("", type="string", minLength=1, title="Topic"),
         "from": Param("", type="string", format="date-time", title="From", description="Stubs created since"),
         "to": Param("", type="string", format="date-time", title="To", description="... and before"),
     },
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
 )
 def prove() -> None:
-    """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
     proved = SparkDutyOperator(task_id="prove", duty="prove", opened=opened, execution_timeout=timedelta(hours=4))
-    audited = audit.override(task_id="audit_proof")(suite="proof", opened=opened)
-    closed = close_run(opened=opened)
+    audited = check("audit_proof", "proof", opened, "Stops the proof before its answer is published if a check fails.")
+    closed = tear_down(close_run(opened=opened), opened)
 
     opened >> proved >> audited >> closed
-    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
-    audited.operator.operator_extra_links = (RunLink(), DataDocsLink())
-    closed.operator.operator_extra_links = (RunLink(),)
 
 
 dag = prove()

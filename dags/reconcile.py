@@ -36,118 +36,40 @@ pausing this DAG stops the judging.
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import Param, dag, task
-
-from backstop.airflow import steps as duty
-from backstop.airflow.links import DataDocsLink, RunLink
-from backstop.airflow.notify import tell_failure
+from backstop.airflow.duty_dag import check, close_run, duty_dag, instant, one_of_all, switch, tear_down, with_links
+from backstop.airflow.links import DataDocsLink
+from backstop.airflow.reconcile import JUDGED, audit_judged, open_run, promote
 from backstop.airflow.schedule import every
 from backstop.airflow.spark_operator import SparkDutyOperator
-from backstop.airflow.wake import WORK, wake_after_failure, wake_duties
-
-JUDGED = ("stubs_at_the_door", "logs_at_the_door", "verdicts")
-"""What is checked between judging and promoting."""
+from backstop.airflow.wake import wake_after_failure
 
 
-@task(retries=0)
-def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """Set-up: the run, its lease and its token; skips everything when nothing is due."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    from backstop.errors import RunRefused
-
-    try:
-        opened = duty.open_duty(
-            "reconcile", params["topic"], params["dry_run"], duty.reconcile_due,
-            start=params["from"], end=params["to"], no_send=params["no_send"],
-        )  # fmt: skip
-    except RunRefused as error:
-        # The live run judges what is due. If it never ends, `watch` reports an overdue duty.
-        if context["dag_run"].run_type == "scheduled":
-            raise AirflowSkipException(error.what) from error
-        raise
-    if opened is None:
-        raise AirflowSkipException("nothing is due")
-    return opened
-
-
-@task
-def audit_judged(suites: list[str], opened: dict[str, Any]) -> list[str]:
-    """Stops everything after it if a check fails."""
-    return duty.audit_phase(suites, opened)
-
-
-@task
-def audit_requests(suite: str, opened: dict[str, Any]) -> str:
-    """What the promotion wrote."""
-    return duty.audit(suite, opened)
-
-
-@task(outlets=[WORK])
-def promote(opened: dict[str, Any], **context: Any) -> dict[str, int]:
-    """Control database first, then each shard; a dry run stops here."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    if opened["dry_run"]:
-        raise AirflowSkipException("a dry run promotes nothing")
-    counts = duty.promote(opened)
-    wake_duties(context)
-    return counts
-
-
-@task(retries=2)
-def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """Tear-down: done, incomplete or failed."""
-    failed = duty.failed_tasks(context)
-    return duty.close(opened, failed, away=duty.away(context, failed))
-
-
-@dag(
-    dag_id="reconcile",
+@duty_dag(
+    __doc__,
     schedule=every("BACKSTOP_RECONCILE_SCHEDULE", "10m"),
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
     # A topic or a window by hand need not wait for the scheduled run; leases keep equal scopes apart.
     max_active_runs=int(os.environ.get("BACKSTOP_RECONCILE_AT_ONCE") or 3),
     dagrun_timeout=timedelta(hours=3),
-    default_args={
-        "owner": "backstop",
-        "retries": 1,
-        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
-        "execution_timeout": timedelta(minutes=15),
-    },
     params={
-        "topic": Param(None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"),
-        "from": Param(
-            None, type=["null", "string"], format="date-time", title="From", description="Only stubs created since"
-        ),
-        "to": Param(None, type=["null", "string"], format="date-time", title="To", description="... and before"),
-        "dry_run": Param(False, type="boolean", title="Dry run", description="Judge and stage, promote nothing"),
-        "no_send": Param(False, type="boolean", title="No send", description="Promote, but ask for no resend"),
+        "topic": one_of_all("Topic", "Empty: every topic"),
+        "from": instant("From", "Only stubs created since"),
+        "to": instant("To", "... and before"),
+        "dry_run": switch("Dry run", "Judge and stage, promote nothing"),
+        "no_send": switch("No send", "Promote, but ask for no resend"),
     },
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
 )
 def reconcile() -> None:
-    """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
     judged = SparkDutyOperator(task_id="judge", duty="reconcile", opened=opened, execution_timeout=timedelta(hours=1))
-    staged = audit_judged(suites=list(JUDGED), opened=opened)
-    promoted = promote(opened=opened)
-    requests = audit_requests(suite="requests", opened=opened)
-    closed = close_run(opened=opened)
+    staged = with_links(audit_judged(suites=list(JUDGED), opened=opened), *map(DataDocsLink, JUDGED))
+    promoted = with_links(promote(opened=opened))
+    requests = check("audit_requests", "requests", opened, "What the promotion wrote.")
+    closed = tear_down(close_run(opened=opened), opened)
 
     opened >> judged >> staged >> promoted >> requests >> closed
     promoted >> wake_after_failure() >> closed
-    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
-    staged.operator.operator_extra_links = (RunLink(), *map(DataDocsLink, JUDGED))
-    requests.operator.operator_extra_links = (RunLink(), DataDocsLink())
-    for other in (promoted, closed):
-        other.operator.operator_extra_links = (RunLink(),)
 
 
 dag = reconcile()

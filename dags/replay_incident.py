@@ -32,72 +32,42 @@ then canary, then full. Or `backstop replay`.
 
 from __future__ import annotations
 
-import os
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import Param, TriggerRule, dag, task
+from airflow.sdk import Param
 
-from backstop.airflow import replay_incident as incident
-from backstop.airflow.decide_case import AskPersonOperator
-from backstop.airflow.notify import tell_failure
-from backstop.airflow.wake import WORK, wake_duties
+from backstop.airflow.ask_person import AskPersonOperator
+from backstop.airflow.duty_dag import backstop_dag, instant, one_of_all, retry_delay
+from backstop.airflow.replay_incident import ask_for_approval, plan, receive_approval, replay
 
 ONE_OF = ["LOST", "UNSENT", "STALLED", "DEAD_LETTERED"]
 
 
-@task
-def plan(params: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """In the name of who triggered the run."""
-    return incident.plan(params, context["dag_run"].triggering_user_name or "", context["run_id"])
-
-
-# No approval may have been needed.
-@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, outlets=[WORK])
-def replay(params: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """In the name of who said yes, else of who planned."""
-    done = incident.replay(context["run_id"], params["mode"], context["dag_run"])
-    wake_duties(context)
-    return done
-
-
-@dag(
-    dag_id="replay_incident",
+@backstop_dag(
+    __doc__,
     schedule=None,
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
     max_active_runs=16,  # an approval may take hours, and another incident need not wait for it
-    default_args={
-        "owner": "backstop",
-        "retries": 1,
-        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
-    },
+    default_args={"retries": 1, "retry_delay": retry_delay()},
     params={
         "topic": Param(type="string", minLength=1, title="Topic"),
-        "from": Param(
-            None, type=["null", "string"], format="date-time", title="From", description="Created since; dead letters: died since"
-        ),
-        "to": Param(None, type=["null", "string"], format="date-time", title="To", description="... and before"),
+        "from": instant("From", "Created since; dead letters: died since"),
+        "to": instant("To", "... and before"),
         "verdicts": Param([], type="array", items={"type": "string", "enum": ONE_OF}, title="Verdicts"),
         "causes": Param([], type="array", items={"type": "integer"}, title="Causes", description="Ids of causes of dead letters"),
-        "group": Param(None, type=["null", "string"], minLength=1, title="Group", description="Empty: every consumer group"),
+        "group": one_of_all("Group", "Empty: every consumer group"),
         "limit": Param(None, type=["null", "integer"], minimum=1, title="Limit", description="At most so many deliveries"),
         "rate": Param(None, type=["null", "number"], exclusiveMinimum=0, title="Rate", description="Messages a second"),
         "mode": Param("dry_run", type="string", enum=["dry_run", "canary", "full"], title="Mode"),
         "why": Param(type="string", minLength=1, title="Why", description="Kept with the plan"),
     },
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
 )
 def replay_incident() -> None:
-    """Wiring only."""
-    planned = plan.override(execution_timeout=timedelta(hours=1))()
+    planned = plan()
     approved = AskPersonOperator(
-        task_id="approve", form=incident.ask_for_approval, receive=incident.receive_approval,
-        retries=3, retry_delay=timedelta(seconds=1),
-    )  # fmt: skip
-    replayed = replay.override(execution_timeout=timedelta(hours=1))()
+        task_id="approve", form=ask_for_approval, receive=receive_approval, retries=3, retry_delay=timedelta(seconds=1)
+    )
+    replayed = replay()
+
     planned >> approved >> replayed
     planned >> replayed
 

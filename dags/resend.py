@@ -37,94 +37,43 @@ confirmed. It stops with a case (`ramp_stopped`) when something goes wrong.
 
 from __future__ import annotations
 
-import json
-import os
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import AssetOrTimeSchedule, Param, TriggerRule, dag, task
+from airflow.sdk import Param, TriggerRule
 
-from backstop.airflow import resend as listing
-from backstop.airflow import steps as duty
-from backstop.airflow.decide_case import is_young
-from backstop.airflow.links import DataDocsLink, RunLink
-from backstop.airflow.notify import tell_failure
-from backstop.airflow.schedule import every
+from backstop.airflow.duty_dag import HANDED, check, close_run, duty_dag, one_of_all, switch, tear_down
+from backstop.airflow.resend import open_run, resend_here
+from backstop.airflow.schedule import woken_by
 from backstop.airflow.spark_operator import SparkDutyOperator
 from backstop.airflow.wake import SOMETHING_TO_SEND
 
-NET = every("BACKSTOP_RESEND_SCHEDULE", "5m")
 
-
-@task(retries=0)
-def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """Set-up: the run, its lease and its token; skips everything when no request is due. A list is asked for by who triggered."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    count = duty.resend_due
-    if params["ids"]:
-        run = context["dag_run"]
-        count = listing.resend_listed(
-            params["topic"], params["ids"], run.triggering_user_name, params["why"] or "", context["run_id"], young=is_young(run)
-        )
-    opened = duty.open_duty("resend", params["topic"], params["dry_run"], count)
-    if opened is None:
-        raise AirflowSkipException("no request is due")
-    return opened
-
-
-@task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
-def audit_attempts(suite: str, opened: str) -> str:
-    """Runs after a failed job as well: that is when it matters most."""
-    return duty.audit(suite, json.loads(opened))
-
-
-@task(retries=2)
-def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """Tear-down: done, incomplete or failed."""
-    failed = duty.failed_tasks(context)
-    return duty.close(opened, failed, away=duty.away(context, failed))
-
-
-@dag(
-    dag_id="resend",
-    schedule=AssetOrTimeSchedule(timetable=NET, assets=[SOMETHING_TO_SEND]) if NET else [SOMETHING_TO_SEND],
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
+@duty_dag(
+    __doc__,
+    # With the schedule "none" the asset still starts it.
+    schedule=woken_by(SOMETHING_TO_SEND, "BACKSTOP_RESEND_SCHEDULE", "5m") or [SOMETHING_TO_SEND],
     dagrun_timeout=timedelta(hours=3),
-    default_args={
-        "owner": "backstop",
-        "retries": 1,
-        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
-        "execution_timeout": timedelta(minutes=15),
-    },
     params={
-        "topic": Param(None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"),
-        "dry_run": Param(False, type="boolean", title="Dry run", description="List what would go, publish nothing"),
+        "topic": one_of_all("Topic", "Empty: every topic"),
+        "dry_run": switch("Dry run", "List what would go, publish nothing"),
         "ids": Param(
             None, type=["null", "string"], format="multiline", title="Ids", description="Only these of the topic, one a line"
         ),
         "why": Param(None, type=["null", "string"], title="Why", description="With ids: the reason"),
     },
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
 )
 def resend() -> None:
-    """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
     sent = SparkDutyOperator(
-        task_id="claim_publish_settle", duty="resend", opened=opened, here=duty.resend_here, execution_timeout=timedelta(hours=1)
+        task_id="claim_publish_settle", duty="resend", opened=opened, here=resend_here, execution_timeout=timedelta(hours=1)
     )
-    # As a template, because what follows a set-up directly must not have a trigger rule of its own.
-    audited = audit_attempts(suite="attempts", opened="{{ ti.xcom_pull(task_ids='open_run') | tojson }}")
-    closed = close_run(opened=opened)
+    audited = check(
+        "audit_attempts", "attempts", HANDED, "Runs after a failed job as well: that is when it matters most.",
+        trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+    )  # fmt: skip
+    closed = tear_down(close_run(opened=opened), opened)
 
     opened >> sent >> audited >> closed
-    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
-    audited.operator.operator_extra_links = (RunLink(), DataDocsLink())
-    closed.operator.operator_extra_links = (RunLink(),)
 
 
 dag = resend()

@@ -34,74 +34,28 @@ except disk space.
 
 from __future__ import annotations
 
-import os
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import Param, dag, task
-
-from backstop.airflow import retention as retention_tasks
-from backstop.airflow import steps as duty
-from backstop.airflow.links import RunLink
-from backstop.airflow.notify import tell_failure
+from backstop.airflow.duty_dag import close_run, duty_dag, switch, tear_down, with_links
+from backstop.airflow.retention import open_run, purge
 from backstop.airflow.schedule import every
 
 
-@task(retries=0)
-def open_run(params: dict[str, Any]) -> dict[str, Any]:
-    """Set-up: the run, its lease and its token; skips everything while the window is shut."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    opened = retention_tasks.open_retention(params["dry_run"], params["now"])
-    if opened is None:
-        raise AirflowSkipException("the window is shut")
-    return opened
-
-
-@task(execution_timeout=timedelta(hours=12))
-def purge(opened: dict[str, Any], **context: Any) -> dict[str, int]:
-    """The whole purge."""
-    return retention_tasks.purge(opened, context["ti"])
-
-
-@task(retries=2)
-def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """Tear-down: done, incomplete or failed."""
-    failed = duty.failed_tasks(context)
-    return duty.close(opened, failed, away=duty.away(context, failed))
-
-
-@dag(
-    dag_id="retention",
+@duty_dag(
+    __doc__,
     schedule=every("BACKSTOP_RETENTION_SCHEDULE", "5 1 * * *"),
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
     dagrun_timeout=timedelta(hours=13),
-    default_args={
-        "owner": "backstop",
-        "retries": 1,
-        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
-        "execution_timeout": timedelta(minutes=15),
-    },
     params={
-        "now": Param(False, type="boolean", title="Now", description="Also outside the window of backstop.yaml"),
-        "dry_run": Param(False, type="boolean", title="Dry run", description="Count what would go, take nothing"),
+        "now": switch("Now", "Also outside the window of backstop.yaml"),
+        "dry_run": switch("Dry run", "Count what would go, take nothing"),
     },
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
 )
 def retention() -> None:
-    """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
-    purged = purge(opened=opened)
-    closed = close_run(opened=opened)
+    purged = with_links(purge(opened=opened))
+    closed = tear_down(close_run(opened=opened), opened)
 
     opened >> purged >> closed
-    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
-    for shown in (purged, closed):
-        shown.operator.operator_extra_links = (RunLink(),)
 
 
 dag = retention()

@@ -41,92 +41,37 @@ sweep; only messages without another delivery wait.
 
 from __future__ import annotations
 
-import json
-import os
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import Param, TriggerRule, dag, task
-
-from backstop.airflow import steps as duty
-from backstop.airflow.links import DataDocsLink, RunLink
-from backstop.airflow.notify import tell_failure
+from backstop.airflow.duty_dag import HANDED, check, close_run, duty_dag, one_of_all, switch, tear_down, with_links
+from backstop.airflow.links import DataDocsLink
 from backstop.airflow.schedule import every
 from backstop.airflow.spark_operator import SparkDutyOperator
-from backstop.airflow.wake import WORK, wake_after_failure, wake_duties
+from backstop.airflow.sweep import audit_after, open_run, sweep_here
+from backstop.airflow.wake import wake_after_failure
 
 
-@task(retries=0)
-def open_run(params: dict[str, Any]) -> dict[str, Any]:
-    """Set-up: the run, its lease and its token; skips everything when no lease ended."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    opened = duty.open_sweep([params["group"]] if params["group"] else [], params["dry_run"])
-    if opened is None:
-        raise AirflowSkipException("no lease ended")
-    return opened
-
-
-@task
-def audit_before(suite: str, opened: dict[str, Any]) -> str:
-    """What the sweep meets."""
-    return duty.audit(suite, opened)
-
-
-@task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, outlets=[WORK])
-def audit_after(suite: str, opened: str, **context: Any) -> str:
-    """Runs after a failed job as well: that is when it matters most. The cases and alerts of the sweep are committed by then."""
-    checked = duty.audit(suite, json.loads(opened))
-    wake_duties(context)
-    return checked
-
-
-@task(retries=2)
-def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """Tear-down: done, incomplete or failed."""
-    failed = duty.failed_tasks(context)
-    return duty.close(opened, failed, away=duty.away(context, failed))
-
-
-@dag(
-    dag_id="sweep",
+@duty_dag(
+    __doc__,
     schedule=every("BACKSTOP_SWEEP_SCHEDULE", "30s"),
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
     dagrun_timeout=timedelta(hours=2),
-    default_args={
-        "owner": "backstop",
-        "retries": 1,
-        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
-        "execution_timeout": timedelta(minutes=15),
-    },
     params={
-        "group": Param(None, type=["null", "string"], minLength=1, title="Group", description="Empty: every consumer group"),
-        "dry_run": Param(False, type="boolean", title="Dry run", description="List what would be decided, change nothing"),
+        "group": one_of_all("Group", "Empty: every consumer group"),
+        "dry_run": switch("Dry run", "List what would be decided, change nothing"),
     },
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
 )
 def sweep() -> None:
-    """Wiring only. Arguments have names, by which the buttons find the run."""
     opened = open_run()
-    before = audit_before(suite="leases_before", opened=opened)
+    before = check("audit_before", "leases_before", opened, "What the sweep meets.")
     # Beside the check, not after it: leases are taken back also when what was met is not as it should be.
     swept = SparkDutyOperator(
-        task_id="sweep", duty="sweep", opened=opened, here=duty.sweep_here, execution_timeout=timedelta(hours=1)
+        task_id="sweep", duty="sweep", opened=opened, here=sweep_here, execution_timeout=timedelta(hours=1)
     )
-    # As a template, because what follows a set-up directly must not have a trigger rule of its own.
-    after = audit_after(suite="leases_after", opened="{{ ti.xcom_pull(task_ids='open_run') | tojson }}")
-    closed = close_run(opened=opened)
+    after = with_links(audit_after(opened=HANDED), DataDocsLink())
+    closed = tear_down(close_run(opened=opened), opened)
 
     opened >> [before, swept] >> after >> closed
     after >> wake_after_failure() >> closed
-    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
-    for audited in (before, after):
-        audited.operator.operator_extra_links = (RunLink(), DataDocsLink())
-    closed.operator.operator_extra_links = (RunLink(),)
 
 
 dag = sweep()

@@ -53,104 +53,35 @@ letters. Or `backstop run triage`.
 
 from __future__ import annotations
 
-import json
-import os
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
-from airflow.sdk import Param, TriggerRule, dag, task
-
-from backstop.airflow import steps as duty
-from backstop.airflow import triage as triage_steps
-from backstop.airflow.links import DataDocsLink, RunLink
-from backstop.airflow.notify import tell_failure
+from backstop.airflow import triage as steps
+from backstop.airflow.duty_dag import HANDED, duty_dag, one_of_all, switch, tear_down, with_links
 from backstop.airflow.schedule import every
-from backstop.airflow.wake import WORK, wake_after_failure, wake_duties
+from backstop.airflow.wake import wake_after_failure
 
 
-@task(retries=0)
-def open_run(params: dict[str, Any]) -> dict[str, Any]:
-    """Set-up: the run, its lease and its token; skips everything when there is nothing to do."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    opened = triage_steps.open_triage(params["topic"], params["dry_run"])
-    if opened is None:
-        raise AirflowSkipException("no letter, and nothing due")
-    return opened
-
-
-@task(execution_timeout=timedelta(hours=2))
-def drain(opened: dict[str, Any], **context: Any) -> dict[str, int]:
-    """Store, then acknowledge."""
-    return triage_steps.drain(opened, context["ti"])
-
-
-@task
-def audit(suite: str, opened: dict[str, Any]) -> str:
-    """Stops what builds on it when a check does not hold; a dry run has written nothing to check."""
-    from airflow.sdk.exceptions import AirflowSkipException
-
-    if opened["dry_run"]:
-        raise AirflowSkipException("a dry run writes nothing")
-    return duty.audit(suite, opened)
-
-
-@task
-def promote(opened: dict[str, Any]) -> dict[str, int]:
-    """Causes, and the letters that have them."""
-    return triage_steps.promote(opened)
-
-
-# Classifying may have been skipped, but nothing before it may have failed: by a wrong category a poison would be replayed.
-@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, execution_timeout=timedelta(hours=1), outlets=[WORK])
-def decide_and_apply(opened: str, **context: Any) -> dict[str, int]:
-    """Discards, requests, cases."""
-    counts = triage_steps.decide(json.loads(opened), context["ti"])
-    wake_duties(context)
-    return counts
-
-
-@task(retries=2)
-def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """Tear-down: done, incomplete or failed."""
-    return triage_steps.close_triage(opened, duty.failed_tasks(context), triage_steps.missed(context))
-
-
-@dag(
-    dag_id="triage",
+@duty_dag(
+    __doc__,
     schedule=every("BACKSTOP_TRIAGE_SCHEDULE", "1m"),
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
     dagrun_timeout=timedelta(hours=6),
-    default_args={
-        "owner": "backstop",
-        "retries": 1,
-        "retry_delay": timedelta(seconds=float(os.environ.get("BACKSTOP_RETRY_SECONDS", "10"))),
-        "execution_timeout": timedelta(minutes=15),
-    },
     params={
-        "topic": Param(None, type=["null", "string"], minLength=1, title="Topic", description="Empty: every topic"),
-        "dry_run": Param(False, type="boolean", title="Dry run", description="List what would be decided, change nothing"),
+        "topic": one_of_all("Topic", "Empty: every topic"),
+        "dry_run": switch("Dry run", "List what would be decided, change nothing"),
     },
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
 )
 def triage() -> None:
-    """Wiring only. Arguments have names, by which the buttons find the run."""
-    opened = open_run()
-    drained = drain(opened=opened)
-    stored = audit.override(task_id="audit_drained")(suite="letters_drained", opened=opened)
-    classified = triage_steps.ClassifyOperator(
+    opened = steps.open_run()
+    drained = with_links(steps.drain(opened=opened))
+    stored = steps.check("audit_drained", "letters_drained", opened)
+    classified = steps.ClassifyOperator(
         task_id="classify", duty="classify", opened=opened, execution_timeout=timedelta(hours=1)
     )
-    causes = audit.override(task_id="audit_causes")(suite="causes", opened=opened)
-    promoted = promote(opened=opened)
-    # As a template, because what follows a set-up directly must not have a trigger rule of its own.
-    decided = decide_and_apply(opened="{{ ti.xcom_pull(task_ids='open_run') | tojson }}")
-    decisions = audit.override(task_id="audit_decisions")(suite="letters_decided", opened=opened)
-    closed = close_run(opened=opened)
+    causes = steps.check("audit_causes", "causes", opened)
+    promoted = with_links(steps.promote(opened=opened))
+    decided = with_links(steps.decide_and_apply(opened=HANDED))
+    decisions = steps.check("audit_decisions", "letters_decided", opened)
+    closed = tear_down(steps.close_run(opened=opened), opened)
 
     opened >> drained >> [stored, classified]
     classified >> causes >> promoted
@@ -158,11 +89,6 @@ def triage() -> None:
     [drained, promoted] >> decided >> decisions >> closed
     decided >> wake_after_failure() >> closed
     stored >> closed
-    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
-    for audited in (stored, causes, decisions):
-        audited.operator.operator_extra_links = (RunLink(), DataDocsLink())
-    for other in (drained, promoted, decided, closed):
-        other.operator.operator_extra_links = (RunLink(),)
 
 
 dag = triage()

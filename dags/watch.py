@@ -24,42 +24,25 @@ An overdue duty does not make this task red: it sends an alert, and stops the he
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import dag, task
 
-from backstop.airflow import steps as duty
-from backstop.airflow.notify import tell_failure
+from backstop.airflow.duty_dag import backstop_dag
 from backstop.airflow.schedule import every
-from backstop.airflow.wake import WORK, wake_after_failure, wake_duties
+from backstop.airflow.wake import wake_after_failure
+from backstop.airflow.watch import watch_once
 
 
-@task(task_id="watch", retries=0, outlets=[WORK])
-def look(**context: Any) -> dict[str, Any]:
-    """The duty, whole; and the duties that have something to do are woken."""
-    watched = duty.watch()
-    wake_duties(context)
-    return watched
-
-
-@dag(
-    dag_id="watch",
+@backstop_dag(
+    __doc__,
     schedule=every("BACKSTOP_WATCH_SCHEDULE", "1m"),
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
     dagrun_timeout=timedelta(minutes=10),
-    default_args={"owner": "backstop", "execution_timeout": timedelta(minutes=5)},
-    on_failure_callback=tell_failure,
-    tags=["backstop"],
-    doc_md=__doc__,
+    default_args={"execution_timeout": timedelta(minutes=5)},
 )
 def watch() -> None:
-    """Wiring only."""
     # A run is as red as its last tasks. Airflow starts no process for the empty one.
-    look() >> [wake_after_failure(), EmptyOperator(task_id="ended")]
+    watch_once() >> [wake_after_failure(), EmptyOperator(task_id="ended")]
 
 
 dag = watch()

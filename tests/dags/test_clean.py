@@ -17,7 +17,7 @@ def test_a_limit_that_is_too_short_deletes_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("BACKSTOP_CLEAN_KEEP", keep)
     for clean in (clean_airflow.clean_database, clean_airflow.clean_logs):
         with pytest.raises(ConfigurationError, match="BACKSTOP_CLEAN_KEEP"):
-            clean(False)
+            clean.function({"dry_run": False})
 
 
 @pytest.mark.parametrize("connection", [None, "sqlite:////tmp/airflow.db"])
@@ -25,7 +25,7 @@ def test_only_a_connection_to_airflows_own_database_is_used(monkeypatch: pytest.
     if connection:
         monkeypatch.setenv("AIRFLOW_CONN_AIRFLOW_DB", connection)
     with pytest.raises(ConfigurationError, match="airflow_db"):
-        clean_airflow.clean_database(False)
+        clean_airflow.clean_database.function({"dry_run": False})
     monkeypatch.setenv("AIRFLOW_CONN_AIRFLOW_DB", "postgresql://airflow:p%40ss@db:5432/airflow?sslmode=verify-full")
     assert clean_airflow.database_url() == "postgresql+psycopg2://airflow:p%40ss@db:5432/airflow?sslmode=verify-full"
 
@@ -41,8 +41,8 @@ def test_old_files_of_logs_go_and_nothing_outside_or_newer(monkeypatch: pytest.M
     for path in (old, outside, empty):
         os.utime(path, (long_ago := time.time() - 3 * 24 * 3600, long_ago))
     monkeypatch.setenv("AIRFLOW__LOGGING__BASE_LOG_FOLDER", str(logs))
-    assert clean_airflow.clean_logs(False) == 0, "within 30 days"
+    assert clean_airflow.clean_logs.function({"dry_run": False}) == 0, "within 30 days"
     monkeypatch.setenv("BACKSTOP_CLEAN_KEEP", "2d")
-    assert clean_airflow.clean_logs(True) == 1 and old.exists() and empty.exists()
-    assert clean_airflow.clean_logs(False) == 1
+    assert clean_airflow.clean_logs.function({"dry_run": True}) == 1 and old.exists() and empty.exists()
+    assert clean_airflow.clean_logs.function({"dry_run": False}) == 1
     assert not old.exists() and not empty.exists() and young.exists() and outside.exists()

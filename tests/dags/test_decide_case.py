@@ -16,6 +16,7 @@ import yaml
 from airflow.sdk.api.datamodels._generated import DagRunState
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
+from backstop.airflow import ask_people, ask_person
 from backstop.airflow import decide_case as people
 from backstop.cases.open import open_case
 from backstop.cases.question_text import code, plain
@@ -222,10 +223,10 @@ def test_a_case_whose_dead_letters_are_all_on_their_way_is_not_asked_about_until
     ask(control, case_id)
     control.rows("UPDATE dead_letter SET state = 'replaying', shard = 'shop_a', send_number = 2")
     airflow = Airflow({run: ("running", "awaiting_input")})
-    assert people.look_for_questions(airflow) == [start(case_id, run, reset=True)]
+    assert ask_people.look_for_questions(airflow) == [start(case_id, run, reset=True)]
     with pytest.raises(AirflowSkipException, match="nothing of the case waits"):
         people.form_of(case_id, run)
-    assert people.look_for_questions(airflow) == []
+    assert ask_people.look_for_questions(airflow) == []
 
 
 def test_runs_that_were_never_started_are_started_and_those_that_ended_or_are_not_needed_end(control: Control) -> None:
@@ -239,31 +240,31 @@ def test_runs_that_were_never_started_are_started_and_those_that_ended_or_are_no
         control.name(gone, 1): ("failed", "failed"), control.name(needless, 1): ("running", "awaiting_input"),
         control.name(busy, 1): ("running", "success"), control.name(fine, 1): ("running", "awaiting_input"),
     })  # fmt: skip
-    assert people.look_for_questions(airflow) == [
+    assert ask_people.look_for_questions(airflow) == [
         start(unstarted, control.name(unstarted, 1)), start(needless, control.name(needless, 1), reset=True),
     ]
     assert control.rows("SELECT case_id, how FROM case_question WHERE ended_at IS NOT NULL") == [(gone, "lost")]
     # What was lost is asked about again, but not at once.
     control.rows("UPDATE case_question SET ended_at = ended_at - interval '6 minutes' WHERE case_id = %s", gone)
-    started = [start["dag_run_id"] for start in people.look_for_questions(airflow)]
+    started = [start["dag_run_id"] for start in ask_people.look_for_questions(airflow)]
     assert control.name(gone, 2) in started
 
 
 def test_cases_that_wait_while_the_dag_is_paused_make_the_look_fail(control: Control) -> None:
-    assert people.look_for_questions(Airflow({}, paused=True)) == []
+    assert ask_people.look_for_questions(Airflow({}, paused=True)) == []
     control.case()
     with pytest.raises(AirflowFailException, match=r"1 cases wait .* paused"):
-        people.look_for_questions(Airflow({}, paused=True))
+        ask_people.look_for_questions(Airflow({}, paused=True))
 
 
 def test_what_was_chosen_and_could_not_be_started_is_no_success_of_ask_people(control: Control) -> None:
     """By its last success a failure is told once; without one each failure would be the first one, or none would."""
     control.case()
     success = "SELECT reached FROM watermark WHERE subject = 'ask_people went well'"
-    ((start,), first) = people.look_for_questions(Airflow({})), control.rows(success)
+    ((start,), first) = ask_people.look_for_questions(Airflow({})), control.rows(success)
     assert len(first) == 1
-    assert people.look_for_questions(Airflow({})) == [start] and control.rows(success) == first
-    assert people.look_for_questions(Airflow({start["dag_run_id"]: ("running", "awaiting_input")})) == []
+    assert ask_people.look_for_questions(Airflow({})) == [start] and control.rows(success) == first
+    assert ask_people.look_for_questions(Airflow({start["dag_run_id"]: ("running", "awaiting_input")})) == []
     assert control.rows(success) > first
 
 
@@ -273,12 +274,12 @@ def test_a_team_is_asked_in_its_own_dag_and_waits_for_no_other_team(control: Con
         file.write("teams: [{name: a, topics: [orders]}, {name: b, topics: [payments]}]\n")
     first, second, third = (control.case(topic=topic) for topic in ("orders", "payments", "refunds"))
     control.case(topic="orders")
-    started = people.look_for_questions(Airflow({}, paused="decide_case__a"))
+    started = ask_people.look_for_questions(Airflow({}, paused="decide_case__a"))
     runs = {case_id: control.name(case_id, 1) for case_id in (first, second, third)}
     assert started == [start(second, runs[second], "decide_case__b"), start(third, runs[third])]
     airflow = Airflow({runs[second]: ("running", "awaiting_input"), runs[third]: ("running", "awaiting_input")}, "decide_case__a")
     with pytest.raises(AirflowFailException, match=r"1 cases wait .* decide_case__a is paused"):
-        people.look_for_questions(airflow)
+        ask_people.look_for_questions(airflow)
     # Another team's DAG neither shows the case nor decides it.
     for dag in ("decide_case", "decide_case__b"):
         with pytest.raises(AirflowFailException, match=f"asked about by decide_case__a, not by {dag}"):
@@ -311,7 +312,7 @@ def test_a_case_that_was_left_can_be_asked_about_by_hand_and_is_not_stale(contro
     control.rows("UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()")
     assert control.choose() == []
     people.form_of(case_id, "manual__1")
-    assert people.look_for_questions(Airflow({"manual__1": ("running", "awaiting_input")})) == []
+    assert ask_people.look_for_questions(Airflow({"manual__1": ("running", "awaiting_input")})) == []
     assert apply(case_id, "manual__1", OLGA)["how"] == "applied"
     assert control.rows("SELECT decided_by FROM case_file") == [("olga",)]
 
@@ -422,11 +423,11 @@ def test_an_answer_that_could_not_be_applied_waits_for_apply_and_nobody_is_asked
     for case_id in (waits, over):
         people.receive_answer({"run_id": ask(control, case_id)}, OLGA)
     airflow = Airflow({control.name(case_id, 1): ("failed", "success") for case_id in (waits, over)})
-    assert people.look_for_questions(airflow) == []
+    assert ask_people.look_for_questions(airflow) == []
     assert control.rows("SELECT ended_at FROM case_question") == [(None,), (None,)]
     decide = "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()"
     control.rows(f"{decide} WHERE case_id = %s", over)
-    assert people.look_for_questions(airflow) == []
+    assert ask_people.look_for_questions(airflow) == []
     assert control.rows("SELECT case_id, how FROM case_question WHERE ended_at IS NOT NULL") == [(over, "over")]
     # The task apply was cleared.
     assert apply(waits, control.name(waits, 1))["how"] == "applied"
@@ -437,7 +438,7 @@ def test_a_run_that_somebody_failed_without_an_answer_is_asked_again(control: Co
     control.choose()
     run = ask(control, case_id)
     # By hand: `ask` a success, `apply` failed.
-    assert people.look_for_questions(Airflow({run: ("failed", "success")})) == []
+    assert ask_people.look_for_questions(Airflow({run: ("failed", "success")})) == []
     assert control.rows("SELECT how FROM case_question") == [("lost",)]
 
 
@@ -468,8 +469,8 @@ def test_a_proposal_of_a_case_that_was_left_is_shown_to_a_second_person(control:
     assert people.form_of(case_id, run)["options"] == ["approve", "reject"]
 
 
-def operator() -> people.AskPersonOperator:
-    return people.AskPersonOperator(task_id="ask", form=people.ask_about_case, receive=people.receive_answer)
+def operator() -> ask_person.AskPersonOperator:
+    return ask_person.AskPersonOperator(task_id="ask", form=people.ask_about_case, receive=people.receive_answer)
 
 
 def test_a_question_that_nobody_answered_in_time_stays_open() -> None:
@@ -484,7 +485,7 @@ def test_what_a_database_cannot_keep_is_refused_and_not_dropped(control: Control
         "responded_by_user": {"id": "olga", "name": "olga"}, "chosen_options": ["leave"],
         "params_input": {"why": "seen", "secret_content": "a\0b", "ids": "\ud800"},
     }  # fmt: skip
-    answer = people.answer_of(event)
+    answer = ask_person.answer_of(event)
     assert answer["inputs"] == {"why": "seen"}
     case_id = control.case()
     control.choose()
@@ -540,7 +541,7 @@ def test_an_answer_to_a_form_from_before_a_proposal_is_stale(control: Control) -
     control.choose()
     run = ask(control, case_id)
     control.rows("INSERT INTO proposal (case_id, action, who, why) VALUES (%s, 'void', 'ann', 'w')", case_id)
-    assert [one["reset"] for one in people.look_for_questions(Airflow({run: ("running", "awaiting_input")}))] == [True]
+    assert [one["reset"] for one in ask_people.look_for_questions(Airflow({run: ("running", "awaiting_input")}))] == [True]
     done = apply(case_id, run, OLGA)
     assert done["how"] == "not_applied" and "is not what was shown" in done["said"]
 

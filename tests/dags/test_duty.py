@@ -18,6 +18,9 @@ from airflow.sdk.execution_time.task_runner import _serialize_outlet_events
 
 from backstop.airflow import notify
 from backstop.airflow import steps as duty
+from backstop.airflow.control_room import control_room
+from backstop.airflow.reconcile import promote_judged
+from backstop.airflow.resend import count_due
 from backstop.airflow.wake import WORK, wake_duties
 from backstop.cases.questions import choose
 from backstop.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
@@ -169,17 +172,17 @@ def test_a_run_whose_job_missed_a_store_is_incomplete_not_failed(control: Contro
 def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(control: Control, tmp_path: Path) -> None:
     run = opened()
     control.stage(run["run_id"])
-    assert (tmp_path / "docs" / duty.audit("verdicts", run)).is_file()
+    assert (tmp_path / "docs" / duty.check("verdicts", run)).is_file()
     control.rows("UPDATE staged_count SET deliveries = 4")
     with pytest.raises(AuditFailed):
-        duty.audit("verdicts", run)
+        duty.check("verdicts", run)
     assert control.rows("SELECT suite, passed FROM data_check") == [("verdicts", False)]
 
 
 def test_a_task_that_wakes_up_after_its_run_was_closed_does_nothing(control: Control) -> None:
     run = opened()
     duty.close(run, [])
-    for step in (lambda: duty.audit("verdicts", run), lambda: duty.promote(run), lambda: duty.close(run, [])):
+    for step in (lambda: duty.check("verdicts", run), lambda: promote_judged(run), lambda: duty.close(run, [])):
         with pytest.raises(RunLost):
             step()
     assert control.rows("SELECT * FROM data_check") == []
@@ -268,7 +271,7 @@ def test_while_the_control_database_is_away_the_channels_are_told_once_an_hour_a
         fails("resend", "4")
         assert [notice["run"] for notice in hook.taken] == ["2", "4"]
         monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
-        with duty.control_room() as room:
+        with control_room() as room:
             notify.tell_back(room.control)
             notify.tell_back(room.control)
     ((title, body),) = control.rows("SELECT title, body FROM alert")
@@ -280,18 +283,18 @@ def test_every_suite_of_a_phase_runs_and_the_first_that_does_not_hold_is_raised(
     run = opened()
     control.stage(run["run_id"])
     phase = ("stubs_at_the_door", "verdicts", "logs_at_the_door")
-    reports = duty.audit_phase(phase, run)
+    reports = duty.check_all(phase, run)
     assert [(tmp_path / "docs" / report).is_file() for report in reports] == [True] * 3
     control.rows("UPDATE staged_count SET deliveries = 4")
     with pytest.raises(AuditFailed, match="deliveries_conserved"):
-        duty.audit_phase(phase, run)
+        duty.check_all(phase, run)
     kept = dict(control.rows("SELECT suite, passed FROM data_check"))
     assert kept == {"stubs_at_the_door": True, "verdicts": False, "logs_at_the_door": True}
 
 
 def test_resend_counts_what_may_go_now(control: Control) -> None:
     """`orders` is in mode observe here, `payments` and `refunds` in repair."""
-    due = lambda: duty.open_duty("resend", None, False, duty.resend_due)  # noqa: E731
+    due = lambda: duty.open_duty("resend", None, False, count_due)  # noqa: E731
     control.request("orders")
     control.request("payments", due="1h")
     control.request("payments", "claimed", due="1h")

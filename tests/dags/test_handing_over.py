@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from psycopg2.extensions import parse_dsn
 
-from backstop.airflow import notify, spark_operator, steps
+from backstop.airflow import control_room, notify, spark_operator
 from backstop.config.connections import Connections
 from backstop.errors import ConfigurationError, StoreUnavailable
 
@@ -247,12 +247,12 @@ def test_a_master_that_nobody_meant_is_refused_before_anything_starts(
 
 
 def test_airflows_connections_become_urls_that_the_drivers_understand(airflow: Path) -> None:
-    connections = Connections(resolver=steps.url_from_airflow)
+    connections = Connections(resolver=control_room.url_from_airflow)
     read = parse_dsn(connections.url("backstop_producer_a"))
     assert read == {"user": "u1", "password": SECRET, "host": "db", "port": "5432", "dbname": "d",
                     "sslmode": "require"}  # fmt: skip
     assert connections.url("backstop_broker").endswith("@broker:6379/3")
-    assert steps.url_from_airflow("nobody_knows_this") is None
+    assert control_room.url_from_airflow("nobody_knows_this") is None
 
 
 @pytest.fixture

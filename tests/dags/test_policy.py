@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,15 @@ print("FACTS" + json.dumps({
 }))
 """
 
+PLUGINS = """
+import json
+from airflow.plugins_manager import get_fastapi_plugins, get_operator_extra_links
+print("FACTS" + json.dumps([
+    sorted(app["url_prefix"] for app in get_fastapi_plugins()[0] if "backstop" in app["url_prefix"]),
+    sorted(link.name for link in get_operator_extra_links() if "backstop" in type(link).__module__),
+]))
+"""
+
 NO_DATABASE = """
 import json, sys, importlib.util
 import airflow.sdk
@@ -109,6 +119,21 @@ def test_every_file_loads_and_holds_the_dag_of_its_name(bag: dict[str, Any]) -> 
     assert bag["errors"] == {}
     assert sorted(bag["dags"]) == DAGS
     assert {Path(dag["file"]).stem for dag in bag["dags"].values()} == set(DAGS)
+
+
+def test_plugins_and_dags_only_wire_and_the_package_of_airflow_holds_no_sql() -> None:
+    assert [path.name for path in (ROOT / "plugins").glob("*.py")] == ["backstop_plugin.py"]
+    package = ROOT / "include" / "backstop" / "airflow"
+    for path in (*package.rglob("*.py"), *(ROOT / "dags").glob("*.py"), *(ROOT / "plugins").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"\bSELECT\b|\bINSERT INTO\b|\bUPDATE \w+ SET\b|\bDELETE FROM\b", text), path
+        assert "ModuleNotFoundError" not in text, f"{path} looks for a module in two places"
+
+
+def test_airflow_finds_the_pages_and_buttons_in_the_plugins_folder(tmp_path: Path) -> None:
+    pages, buttons = facts(PLUGINS, tmp_path)
+    assert pages == ["/backstop", "/backstop-metrics"]
+    assert buttons == ["Data Docs", "What this run did"]
 
 
 def test_each_team_has_a_dag_of_questions_that_its_role_may_read_and_answer_in(bag: dict[str, Any], tmp_path: Path) -> None:

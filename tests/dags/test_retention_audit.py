@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from backstop.airflow import audit, retention
 from backstop.airflow import steps as duty
+from backstop.airflow.schedule import daily
 from backstop.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
@@ -72,7 +72,7 @@ def test_retention_skips_outside_its_window_and_works_when_asked_to_now(world: S
     assert runs(world) == [("retention", "done", {"window_is_shut": 1})]
     opened = retention.open_retention(False, True)
     assert opened is not None
-    assert retention.purge(opened, Task())["stubs"] == 1
+    assert retention.purge.function(opened, Task())["stubs"] == 1
     duty.close(opened, [])
     assert runs(world)[-1][:2] == ("retention", "done")
     assert runs(world)[-1][2]["stubs"] == 1
@@ -84,7 +84,7 @@ def test_a_shard_that_is_away_makes_retention_incomplete(world: System, monkeypa
     opened, task = retention.open_retention(False, True), Task()
     assert opened is not None
     with pytest.raises(Unavailable, match="shop_a"):
-        retention.purge(opened, task)
+        retention.purge.function(opened, task)
     assert task.pushed == {duty.SOMETHING_AWAY: True}
     with pytest.raises(AirflowFailException):
         duty.close(opened, ["purge"], away=True)
@@ -115,14 +115,14 @@ def test_what_is_no_day_or_too_long_ago_is_refused_before_a_run_is_opened(world:
 def test_a_sound_day_passes_its_data_checks_and_a_breach_fails_them(world: System, tmp_path: Path) -> None:
     today = datetime.now(UTC).date().isoformat()
     opened = audit.open_audit(context(today), None)
-    assert audit.look(opened, Task())["breaches"] == 0
-    assert (tmp_path / "docs" / duty.audit("audit", opened)).is_file()
+    assert audit.look.function(opened, Task())["breaches"] == 0
+    assert (tmp_path / "docs" / duty.check("audit", opened)).is_file()
     duty.close(opened, [])
     world.stub("m", status="exhausted")
     opened = audit.open_audit(context(today), None)
-    assert audit.look(opened, Task())["breaches"] == 1
+    assert audit.look.function(opened, Task())["breaches"] == 1
     with pytest.raises(AuditFailed, match="exhausted_stub_has_case"):
-        duty.audit("audit", opened)
+        duty.check("audit", opened)
     with pytest.raises(AirflowFailException):
         duty.close(opened, ["audit_invariants"])
     assert [run[:2] for run in runs(world)] == [("audit", "done"), ("audit", "failed")]
@@ -132,13 +132,9 @@ def test_an_audited_day_is_published_as_a_partition_of_the_asset() -> None:
     from airflow.sdk.execution_time.context import OutletEventAccessors
     from airflow.sdk.execution_time.task_runner import _serialize_outlet_events
 
-    spec = importlib.util.spec_from_file_location("audit_dag", Path(__file__).resolve().parents[2] / "dags" / "audit.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     events = OutletEventAccessors()
     opened = json.dumps({"run_id": 7, "day": "2026-11-20"})
-    assert module.publish_day.function(opened, "7/audit/index.html", outlet_events=events) == "2026-11-20"
+    assert audit.publish_day.function(opened, "7/audit/index.html", outlet_events=events) == "2026-11-20"
     (event,) = _serialize_outlet_events(events)
     assert event["dest_asset_key"]["name"] == "backstop_audited"
     assert event["partition_key"] == "2026-11-20"
@@ -149,7 +145,7 @@ def test_a_scheduled_audit_stands_for_the_day_before_it() -> None:
     from airflow.timetables.base import TimeRestriction
     from airflow.timetables.trigger import CronPartitionTimetable
 
-    asked = audit.daily("BACKSTOP_AUDIT_SCHEDULE", "30 5 * * *")
+    asked = daily("BACKSTOP_AUDIT_SCHEDULE", "30 5 * * *")
     timetable = CronPartitionTimetable(
         asked.expression, timezone=str(asked.timezone), run_offset=asked.run_offset, key_format=asked.key_format
     )

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from backstop.airflow import replay_incident as incident
 from backstop.airflow import triage
-from backstop.airflow.decide_case import may_trigger
+from backstop.airflow.deciders import may_trigger
 from backstop.airflow.steps import SOMETHING_AWAY
 from backstop.brokers.open import open_broker
 from backstop.config.people import PeopleSettings
@@ -69,10 +69,10 @@ def test_a_letter_goes_through_the_steps_and_nothing_is_due_afterwards(world: Wo
     in_queue(world, "m")
     opened = triage.open_triage(None, False)
     assert opened is not None
-    assert triage.drain(opened, Handed())["stored"] == 1
+    assert triage.drain.function(opened, Handed())["stored"] == 1
     assert triage.classify_few(opened, below=1) == 1, "as many as asks for Spark are not classified here"
     assert triage.classify_few(opened, below=2) == 1
-    triage.promote(opened)
+    triage.promote.function(opened)
     assert triage.decide(opened, Handed())["escalated"] == 1
     done = triage.close_triage(opened, [], [])
     assert done["state"] == "done"
@@ -149,7 +149,7 @@ def test_a_broker_that_is_away_stops_no_step_and_ends_the_run_incomplete(world: 
     without_broker(world, monkeypatch)
     opened, handed = triage.open_triage(None, False), Handed()
     assert opened is not None
-    triage.drain(opened, handed)
+    triage.drain.function(opened, handed)
     assert "broker embedded" in handed.values[SOMETHING_AWAY]
     assert triage.decide(opened, Handed())["replaying"] == 1
     with pytest.raises(AirflowFailException, match="broker embedded"):
@@ -170,7 +170,7 @@ def test_a_consumer_database_that_is_away_leaves_letters_unclassified_and_the_ru
     in_queue(world, "m")
     opened = triage.open_triage(None, False)
     assert opened is not None
-    triage.drain(opened, Handed())
+    triage.drain.function(opened, Handed())
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://127.0.0.1:1/none")
     triage.classify_few(opened, below=100)
     with pytest.raises(AirflowFailException, match="billing"):
@@ -209,7 +209,7 @@ def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
         dead(world, name, "poison")
     with pytest.raises(AirflowFailException, match="has made no plan"):
         incident.ask_for_approval(asks("r-1"))
-    shown = incident.plan(FORM, "olga", "r-1")
+    shown = incident.store_plan(FORM, "olga", "r-1")
     assert shown["total"] == 2 and requests(world) == []
     # No lease is held while people think.
     assert world.control("SELECT state FROM run WHERE run_id = %s", (shown["plan"],)) == [("done",)]
@@ -223,34 +223,35 @@ def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
         incident.ask_for_approval(asks("r-1", "dry_run"))
     # The task `approve` was marked as a success.
     with pytest.raises(AirflowFailException, match="nobody has answered"):
-        incident.replay("r-1", "full", triggered("olga"))
+        incident.request_planned("r-1", "full", triggered("olga"))
     for who, option, told in (("uwe", yes, "uwe may not decide"), (None, yes, "nobody may not decide"), ("olga", no, "said no")):
         answered("r-1", option, who)
         with pytest.raises(AirflowSkipException, match=told):
-            incident.replay("r-1", "full", triggered("olga"))
+            incident.request_planned("r-1", "full", triggered("olga"))
     assert requests(world) == []
     # A yes to one plan is none to another, to another mode, or to what was shown before.
     answered("r-1", yes)
     with pytest.raises(AirflowFailException, match=r"which is no approval of plan \d+ \(canary\)"):
-        incident.replay("r-1", "canary", triggered("olga"))
-    incident.plan(FORM, "olga", "r-2")
+        incident.request_planned("r-1", "canary", triggered("olga"))
+    incident.store_plan(FORM, "olga", "r-2")
     incident.ask_for_approval(asks("r-2"))
     answered("r-2", yes)
     with pytest.raises(AirflowFailException, match="which is no approval of plan"):
-        incident.replay("r-2", "full", triggered("olga"))
+        incident.request_planned("r-2", "full", triggered("olga"))
     world.control("UPDATE incident_delivery SET message_id = 'm-3' WHERE message_id = 'm-2' AND run_id = %s", (shown["plan"],))
     with pytest.raises(AirflowFailException, match="which is no approval of plan"):
-        incident.replay("r-1", "full", triggered("olga"))
+        incident.request_planned("r-1", "full", triggered("olga"))
     world.control("UPDATE incident_delivery SET message_id = 'm-2' WHERE message_id = 'm-3'")
     assert requests(world) == []
-    assert incident.replay("r-1", "full", triggered(None))["requests"] == 2
-    assert incident.replay("r-1", "full", triggered(None)).get("requests", 0) == 0, "what was asked for already is asked for once"
+    assert incident.request_planned("r-1", "full", triggered(None))["requests"] == 2
+    again = incident.request_planned("r-1", "full", triggered(None))
+    assert again.get("requests", 0) == 0, "what was asked for already is asked for once"
     assert {row[3] for row in requests(world)} == {f"olga (incident {shown['plan']})"}
     # `plan` was cleared: what is shown is the new plan, and the old yes is none to it.
-    anew = incident.plan(FORM, "olga", "r-1")
+    anew = incident.store_plan(FORM, "olga", "r-1")
     assert anew["plan"] != shown["plan"] and anew["by"] == "whoever cleared the run of olga"
     with pytest.raises(AirflowSkipException, match="nothing goes out"):
-        incident.replay("r-1", "full", triggered("olga"))
+        incident.request_planned("r-1", "full", triggered("olga"))
 
 
 def test_a_canary_goes_out_without_a_yes_only_for_who_may_decide_and_only_once(
@@ -259,14 +260,14 @@ def test_a_canary_goes_out_without_a_yes_only_for_who_may_decide_and_only_once(
     monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
     dead(world, "m-1", "poison")
     canary = FORM | {"mode": "canary"}
-    shown = incident.plan(canary, "olga", "r-1")
+    shown = incident.store_plan(canary, "olga", "r-1")
     world.control("UPDATE incident SET too_wide = false")
 
     for nobody in ("uwe", None):
         yes, no = incident.ask_for_approval(asks("r-1", "canary", nobody))["options"]
         assert yes.startswith(f"replay plan {shown['plan']} (canary, ") and no == "do nothing"
         with pytest.raises(AirflowFailException, match="nobody has answered"):
-            incident.replay("r-1", "canary", triggered(nobody))
+            incident.request_planned("r-1", "canary", triggered(nobody))
     assert requests(world) == []
     with pytest.raises(AirflowSkipException, match="within the blast radius"):
         incident.ask_for_approval(asks("r-1", "canary"))
@@ -274,24 +275,24 @@ def test_a_canary_goes_out_without_a_yes_only_for_who_may_decide_and_only_once(
     old = triggered("olga", timedelta(days=2))
     assert incident.ask_for_approval(asks("r-1", "canary") | {"dag_run": old})["options"]
     with pytest.raises(AirflowFailException, match="nobody has answered"):
-        incident.replay("r-1", "canary", old)
+        incident.request_planned("r-1", "canary", old)
     with pytest.raises(AirflowFailException, match="Nobody was asked"):
-        incident.replay("r-1", "full", triggered("olga"))
+        incident.request_planned("r-1", "full", triggered("olga"))
     world.control("UPDATE incident SET too_wide = true")
     with pytest.raises(AirflowFailException, match="Nobody was asked"):
-        incident.replay("r-1", "canary", triggered("olga"))
+        incident.request_planned("r-1", "canary", triggered("olga"))
     # Somebody cleared olga's run: Airflow still says that she triggered it.
     world.control("UPDATE incident SET too_wide = false")
-    anew = incident.plan(canary, "olga", "r-1")
+    anew = incident.store_plan(canary, "olga", "r-1")
     world.control("UPDATE incident SET too_wide = false")
     assert anew["total"] == 1
     incident.ask_for_approval(asks("r-1", "canary"))
     with pytest.raises(AirflowFailException, match="nobody has answered"):
-        incident.replay("r-1", "canary", triggered("olga"))
+        incident.request_planned("r-1", "canary", triggered("olga"))
     assert requests(world) == []
-    incident.plan(canary, "olga", "r-2")
+    incident.store_plan(canary, "olga", "r-2")
     world.control("UPDATE incident SET too_wide = false")
-    assert incident.replay("r-2", "canary", triggered("olga"))["requests"] == 1
+    assert incident.request_planned("r-2", "canary", triggered("olga"))["requests"] == 1
 
 
 @pytest.mark.parametrize(
@@ -322,5 +323,5 @@ def test_what_cannot_be_planned_fails_at_once_and_says_what_can_be_done(world: W
         ({"from": "yesterday"}, "not a time"), ({"to": "2026-11-21T02:00:00"}, "in which zone"),
     ):  # fmt: skip
         with pytest.raises(AirflowFailException, match=told):
-            incident.plan(FORM | wrong, "olga", "r-1")
+            incident.store_plan(FORM | wrong, "olga", "r-1")
     assert world.control("SELECT DISTINCT state FROM run") == [("failed",)]

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from backstop.cases.open import open_case
-from backstop.health.metrics import render
+from backstop.reports.metrics import render
 from backstop.runs.run import close_run, open_run
 from control_world import World, servers, world  # noqa: F401
 

@@ -17,9 +17,9 @@ from psycopg2 import errors
 from backstop.brokers.protocol import Finding
 from backstop.config.load import load as load_settings
 from backstop.errors import StoreUnavailable
-from backstop.health.metrics import render
 from backstop.named_sql import load
 from backstop.records import Key, Outcome, Position
+from backstop.reports.metrics import render
 from backstop.schema.migrate import grant, migrate
 from backstop.schema.revisions import ROLES
 from backstop.stores.postgresql_leases import PostgresLeases

@@ -1,5 +1,4 @@
-"""What the tasks of the DAG clean_airflow do: runs, logs and sessions of Airflow that are older than a limit go. Light: DAG files
-import it."""
+"""What the tasks of the DAG `clean_airflow` do: runs, logs and sessions of Airflow that are older than a limit go."""
 
 from __future__ import annotations
 
@@ -9,8 +8,11 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-from backstop.airflow.steps import told
+from airflow.sdk import task
+
+from backstop.airflow.control_room import log_errors
 
 CONNECTION = "airflow_db"
 """Airflow's own database, which tasks may not reach otherwise."""
@@ -39,12 +41,14 @@ def before() -> datetime:
     return datetime.now(UTC) - keep
 
 
-@told
-def clean_database(dry_run: bool) -> None:
-    """Runs `airflow db clean` over every table. Raises RuntimeError when a table could not be cleaned."""
+@task(execution_timeout=timedelta(hours=4))
+@log_errors
+def clean_database(params: dict[str, Any]) -> None:
+    """Airflow's tables."""
     limit = before()
     command = [sys.executable, "-m", "airflow", "db", "clean", "--clean-before-timestamp", limit.isoformat(), "--yes",
-               "--skip-archive", "--batch-size", "10000", "--error-on-cleanup-failure", *["--dry-run"] * dry_run]  # fmt: skip
+               "--skip-archive", "--batch-size", "10000", "--error-on-cleanup-failure"]  # fmt: skip
+    command += ["--dry-run"] if params["dry_run"] else []
     environment = {name: value for name, value in os.environ.items() if name not in BLOCKED}
     child = subprocess.Popen(
         command, env=environment | {BLOCKED[0]: database_url()}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -77,9 +81,10 @@ def database_url() -> str:
     return f"{kind}://{connection.get_uri().partition('://')[2]}"
 
 
-@told
-def clean_logs(dry_run: bool) -> int:
-    """Deletes old files under Airflow's folder of logs, and folders that have long been empty; returns how many files."""
+@task(execution_timeout=timedelta(hours=1))
+@log_errors
+def clean_logs(params: dict[str, Any]) -> int:
+    """Airflow's files."""
     from airflow.sdk import conf
 
     limit, deleted = before().timestamp(), 0
@@ -88,9 +93,9 @@ def clean_logs(dry_run: bool) -> int:
         for file in (Path(folder, name) for name in files):
             if not file.is_symlink() and file.stat().st_mtime < limit:
                 deleted += 1
-                if not dry_run:
+                if not params["dry_run"]:
                     file.unlink()
-        if not dry_run and Path(folder) != root and not os.listdir(folder) and os.stat(folder).st_mtime < limit:
+        if not params["dry_run"] and Path(folder) != root and not os.listdir(folder) and os.stat(folder).st_mtime < limit:
             os.rmdir(folder)
     log.info("backstop: %s files of logs are older than %s", deleted, before())
     return deleted

@@ -1,15 +1,18 @@
-"""What the task of deliver_alerts does."""
+"""What the task of the DAG `deliver_alerts` does."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from backstop.airflow.steps import control_room, told
+from airflow.sdk import task
+
+from backstop.airflow.control_room import control_room, log_errors
 
 
-@told
-def deliver_alerts() -> dict[str, Any]:
-    """One look at the outbox; returns its summary. Raises AlertsUndelivered when nobody could be told of what waits."""
+@task(task_id="deliver_alerts", retries=0)
+@log_errors
+def deliver() -> dict[str, Any]:
+    """The duty, whole."""
     from backstop.alerts.run_once import run_once
 
     with control_room() as room:

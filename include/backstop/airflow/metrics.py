@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from fastapi import FastAPI, Header, HTTPException
 from fastapi.responses import Response
 
-from backstop.airflow.steps import control_room, url_from_airflow
+from backstop.airflow.control_room import control_room, url_from_airflow
 
 log = logging.getLogger("backstop.metrics")
 SHORTEST = 16
@@ -41,7 +41,7 @@ def show_metrics(
         raise HTTPException(403, "No token is set for metrics: they stay closed.")
     if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected.encode()):
         raise HTTPException(401, "The token is not the right one.", headers={"WWW-Authenticate": "Bearer"})
-    from backstop.health.metrics import render
+    from backstop.reports.metrics import render
 
     with control_room() as room:
         text, content_type = render(room.control, room.settings, accept, import_errors())

@@ -15,8 +15,9 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from backstop.airflow.access import Visitor, reader, visitor_of
+from backstop.airflow.control_room import control_room, docs_folder
 from backstop.airflow.decide_case import DAG, dag_for
-from backstop.airflow.steps import control_room, docs_folder
+from backstop.named_sql import load
 
 DAG_OF_RUNS = "reconcile"
 """What runs did is of every team: those pages are for who may read this DAG."""
@@ -39,66 +40,23 @@ HEADERS = {
     "Cache-Control": "private, no-store",
 }
 
-QUERIES: tuple[tuple[str, str], ...] = (
-    ("Verdicts", """
-        SELECT topic, consumer_group AS "group", verdict, deliveries, eligible, newly
-        FROM verdict_count WHERE run_id = %(run_id)s ORDER BY 1, 2, 3 LIMIT %(limit)s"""),
-    ("Requests asked for", """
-        SELECT topic, message_id, send_number AS send, reason, state, coalesce(array_to_string(groups, ', '),
-        'all') AS groups,
-            error
-        FROM resend_request WHERE run_id = %(run_id)s ORDER BY request_id LIMIT %(limit)s"""),
-    ("Requests closed", """
-        SELECT topic, message_id, send_number AS send, state, coalesce(array_to_string(groups, ', '), 'all')
-        AS groups, error FROM resend_request WHERE closed_by_run = %(run_id)s ORDER BY request_id LIMIT
-        %(limit)s"""),
-    ("Cases opened", """
-        SELECT case_id AS "case", kind, topic, consumer_group AS "group", severity, state, summary
-        FROM case_file WHERE opened_by_run = %(run_id)s ORDER BY case_id LIMIT %(limit)s"""),
-    ("Planned to be replayed", """
-        SELECT topic, consumer_group AS "group", reason, count(*) AS deliveries, count(asked_at) AS "asked for",
-            count(left_out) AS "left out"
-        FROM incident_delivery WHERE run_id = %(run_id)s GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT %(limit)s"""),
-    ("Not read to the end", """
-        SELECT subject, detail FROM staged_read JOIN run USING (run_id, stage)
-        WHERE run_id = %(run_id)s AND NOT complete ORDER BY 1 LIMIT %(limit)s"""),
-    ("Put into quarantine", """
-        SELECT store, row_key AS "row", reason, topic, message_id
-        FROM quarantine WHERE first_run_id = %(run_id)s ORDER BY 1, 2 LIMIT %(limit)s"""),
-)  # fmt: skip
-
-CASE: tuple[tuple[str, str], ...] = (
-    ("Deliveries", """
-        SELECT topic, message_id, consumer_group AS "group", shard, added_at, settled_at
-        FROM case_member WHERE case_id = %(case_id)s ORDER BY settled_at NULLS FIRST, 1, 2, 3 LIMIT %(limit)s"""),
-    ("Dead letters", """
-        SELECT dead_letter_id AS letter, topic, message_id, consumer_group AS "group", category, state, reason, died_at
-        FROM dead_letter WHERE case_id = %(case_id)s ORDER BY 1 LIMIT %(limit)s"""),
-    ("Notes", """
-        SELECT written_at, written_by, note FROM case_note WHERE case_id = %(case_id)s ORDER BY note_id LIMIT %(limit)s"""),
-    ("Questions to people", """
-        SELECT number, dag_run_id AS run, asked_at, answered_by, answer, ended_at, how, said
-        FROM case_question WHERE case_id = %(case_id)s ORDER BY number LIMIT %(limit)s"""),
-)  # fmt: skip
-CASES = """
-    SELECT case_id AS "case", severity, kind, topic, consumer_group AS "group", summary, opened_at, last_seen_at
-    FROM case_file WHERE state = 'open'
-        AND CASE WHEN topic = ANY(%(of_teams)s) THEN topic = ANY(%(readable)s) ELSE %(others)s END
-    ORDER BY array_position(ARRAY['critical', 'warning', 'info'], severity), opened_at, case_id LIMIT %(limit)s"""
-CAUSES = """
-    SELECT cause_id AS cause, category, shown AS template, dead_letters AS letters, first_seen_at, last_seen_at, examples
-    FROM cause WHERE dead_letters > 0 ORDER BY last_seen_at DESC, 1 LIMIT %(limit)s"""
-RUN = """
-    SELECT run_id, duty, scope, state, dry_run, no_send, started_at, finished_at, as_of, stage,
-    policy_version, code_version,
-        counts, phases, error
-    FROM run WHERE run_id = %(run_id)s"""
-CHECKS = """
-    SELECT suite, passed, expectations, failed, report, checked_at FROM data_check WHERE run_id = %(run_id)s
-    ORDER BY checked_at"""
-RECENT = """
-    SELECT run_id AS run, duty, scope, state, started_at, finished_at, counts FROM run ORDER BY run_id DESC
-    LIMIT 50"""
+_SQL = load("backstop.reports", "pages.sql")
+OF_RUN = (
+    ("Verdicts", "verdicts_of_run"),
+    ("Requests asked for", "requests_made_by_run"),
+    ("Requests closed", "requests_closed_by_run"),
+    ("Cases opened", "cases_opened_by_run"),
+    ("Planned to be replayed", "deliveries_planned_by_run"),
+    ("Not read to the end", "incomplete_reads_of_run"),
+    ("Put into quarantine", "quarantined_by_run"),
+)
+"""Headings of a run's page, each with its query."""
+OF_CASE = (
+    ("Deliveries", "deliveries_of_case"),
+    ("Dead letters", "dead_letters_of_case"),
+    ("Notes", "notes_of_case"),
+    ("Questions to people", "questions_of_case"),
+)
 
 
 def make_app() -> FastAPI:
@@ -133,7 +91,7 @@ def show_visitor(visitor: Asking) -> Response:
 def list_runs() -> Response:
     """The newest runs, each with its page."""
     with control_room() as room, room.control, room.control.cursor() as cursor:
-        cursor.execute(RECENT)
+        cursor.execute(_SQL["newest_runs"])
         rows = [row_of(cursor, row) for row in cursor.fetchall()]
     for row in rows:
         row["run"] = Link(f"runs/{row['run']}", str(row["run"]))
@@ -145,7 +103,7 @@ def list_cases(visitor: Asking) -> Response:
     with control_room() as room, room.control, room.control.cursor() as cursor:
         of_teams = list(room.settings.teams_by_topic())
         readable = [topic for topic in of_teams if visitor.may_read(dag_for(room.settings, topic))]
-        cursor.execute(CASES, {
+        cursor.execute(_SQL["open_cases"], {
             "limit": LIMIT + 1, "of_teams": of_teams, "readable": readable, "others": visitor.may_read(DAG),
         })  # fmt: skip
         cases = [row_of(cursor, row) for row in cursor.fetchall()]
@@ -153,7 +111,7 @@ def list_cases(visitor: Asking) -> Response:
             case["case"] = Link(f"cases/{case['case']}", str(case["case"]))
         body = table(cases)
         if visitor.may_read(DAG_OF_RUNS):
-            cursor.execute(CAUSES, {"limit": LIMIT + 1})
+            cursor.execute(_SQL["causes"], {"limit": LIMIT + 1})
             body += "<h2>Causes of dead letters</h2>" + table([row_of(cursor, row) for row in cursor.fetchall()])
     return page("Open cases", body)
 
@@ -161,14 +119,14 @@ def list_cases(visitor: Asking) -> Response:
 def show_case(case_id: int, visitor: Asking) -> Response:
     """One case: its evidence, deliveries, letters, notes and questions. No content of a message."""
     with control_room() as room, room.control, room.control.cursor() as cursor:
-        cursor.execute("SELECT * FROM case_file WHERE case_id = %s", (case_id,))
+        cursor.execute(_SQL["case"], {"case_id": case_id})
         found = cursor.fetchone()
         case = row_of(cursor, found) if found is not None else None
         if case is None or not visitor.may_read(dag_for(room.settings, case["topic"])):
             raise HTTPException(404, "There is no such case.")
         sections = []
-        for title, query in CASE:
-            cursor.execute(query, {"case_id": case_id, "limit": LIMIT + 1})
+        for title, query in OF_CASE:
+            cursor.execute(_SQL[query], {"case_id": case_id, "limit": LIMIT + 1})
             sections.append((title, [row_of(cursor, row) for row in cursor.fetchall()]))
     facts = [{"what": name, "value": value} for name, value in case.items() if value not in (None, {})]
     body = table(facts) + "".join(f"<h2>{escape(title)}</h2>{table(rows)}" for title, rows in sections if rows)
@@ -178,16 +136,16 @@ def show_case(case_id: int, visitor: Asking) -> Response:
 def show_run(run_id: int) -> Response:
     """Counts, verdicts by topic and group, requests, cases, data checks of one run."""
     with control_room() as room, room.control, room.control.cursor() as cursor:
-        cursor.execute(RUN, {"run_id": run_id})
+        cursor.execute(_SQL["run"], {"run_id": run_id})
         found = cursor.fetchone()
         if found is None:
             raise HTTPException(404, "There is no such run.")
         run = row_of(cursor, found)
-        cursor.execute(CHECKS, {"run_id": run_id})
+        cursor.execute(_SQL["checks_of_run"], {"run_id": run_id})
         checks = [row_of(cursor, row) for row in cursor.fetchall()]
         sections = []
-        for title, query in QUERIES:
-            cursor.execute(query, {"run_id": run_id, "limit": LIMIT + 1})
+        for title, query in OF_RUN:
+            cursor.execute(_SQL[query], {"run_id": run_id, "limit": LIMIT + 1})
             sections.append((title, [row_of(cursor, row) for row in cursor.fetchall()]))
     for check in checks:
         check["report"] = Link(f"{run_id}/checks/{quote(check['suite'], safe='')}", "Data Docs")
@@ -206,7 +164,7 @@ def show_checks(run_id: int, suite: str) -> Response:
     from backstop.quality.suites import SUITES, checks_of
 
     with control_room() as room, room.control, room.control.cursor() as cursor:
-        cursor.execute(CHECKS, {"run_id": run_id})
+        cursor.execute(_SQL["checks_of_run"], {"run_id": run_id})
         kept = next((row for row in (row_of(cursor, row) for row in cursor.fetchall()) if row["suite"] == suite), None)
     if kept is None:
         raise HTTPException(404, "This run has no such data check.")

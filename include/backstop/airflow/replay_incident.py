@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import TriggerRule, task
+
+from backstop.airflow.ask_person import Answer
+from backstop.airflow.control_room import Room, control_room, log_errors
+from backstop.airflow.deciders import deciders, is_young, may_decide, may_trigger
+from backstop.airflow.links import PREFIX, base_url
+from backstop.airflow.wake import WORK, wake_duties
 
 if TYPE_CHECKING:
     from backstop.dead_letters.replay_incident import Mode, Plan
-
-from backstop.airflow.decide_case import Answer, deciders, is_young, may_decide, may_trigger
-from backstop.airflow.links import PREFIX, base_url
-from backstop.airflow.steps import Room, control_room, told
 
 NO = "do nothing"
 log = logging.getLogger(__name__)
 
 
-@told
-def plan(params: Mapping[str, Any], who: str, dag_run_id: str) -> dict[str, Any]:
+@task(execution_timeout=timedelta(hours=1))
+def plan(params: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """In the name of who triggered the run."""
+    return store_plan(params, context["dag_run"].triggering_user_name or "", context["run_id"])
+
+
+@log_errors
+def store_plan(params: Mapping[str, Any], who: str, dag_run_id: str) -> dict[str, Any]:
     """Stores the plan; nothing is asked for. What it returns is for people who look: no task reads it.
 
     Raises AirflowFailException for what cannot be planned, Unavailable when the present state could not be read.
@@ -151,8 +162,17 @@ def body_of(found: Plan, mode: str, yes: str) -> str:
     return "\n".join(lines)
 
 
-@told
-def replay(dag_run_id: str, mode: Mode, dag_run: Any) -> dict[str, Any]:
+# No approval may have been needed.
+@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, execution_timeout=timedelta(hours=1), outlets=[WORK])
+def replay(params: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """In the name of who said yes, else of who planned."""
+    done = request_planned(context["run_id"], params["mode"], context["dag_run"])
+    wake_duties(context)
+    return done
+
+
+@log_errors
+def request_planned(dag_run_id: str, mode: Mode, dag_run: Any) -> dict[str, Any]:
     """Asks for what the plan of this run holds; safe to run twice. `dag_run`: Airflow's record of it.
 
     Raises AirflowSkipException when nothing is to go out, or the answer was no or came from somebody who may not decide;

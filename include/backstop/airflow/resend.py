@@ -1,18 +1,50 @@
-"""Sends a list of ids that somebody gives the DAG `resend`, in the name of who triggered the run."""
+"""What the tasks of the DAG `resend` do: open a run over what is due, or over a list of ids that somebody gave, and send it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from backstop.airflow.decide_case import may_trigger
-from backstop.airflow.steps import Room
+from airflow.sdk import task
+
+from backstop.airflow import steps
+from backstop.airflow.control_room import Room, log_errors, opened_run
+from backstop.airflow.deciders import is_young, may_trigger
 
 if TYPE_CHECKING:
     from backstop.runs.run import Run
 
 log = logging.getLogger(__name__)
+
+
+@task(retries=0)
+def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """Set-up: the run, its lease and its token; skips everything when no request is due. A list is asked for by who triggered."""
+    count: Callable[[Room, Run], int] = count_due
+    if params["ids"]:
+        run = context["dag_run"]
+        count = resend_listed(
+            params["topic"], params["ids"], run.triggering_user_name, params["why"] or "", context["run_id"], young=is_young(run)
+        )
+    return steps.or_skip(steps.open_duty("resend", params["topic"], params["dry_run"], count), "no request is due")
+
+
+def count_due(room: Room, run: Run) -> int:
+    """What may go out now in the run's scope."""
+    from backstop.resend.count_due import count_due
+    from backstop.runs.scope import topics_of
+
+    return count_due(room.control, room.settings, topics_of(run.scope))
+
+
+@log_errors
+def resend_here(opened: steps.Opened) -> dict[str, int]:
+    """What spark_jobs/resend.py does, by one worker in this process. Raises Unavailable, after all else was done, as it does."""
+    from backstop.resend.work import run_once
+
+    with opened_run(opened) as (room, run):
+        return dict(run_once(room.settings, room.connections, run, tell=lambda planned: log.info("backstop %s", planned)))
 
 
 def resend_listed(

@@ -34,3 +34,13 @@ def woken_by(asset: Any, variable: str, default: str) -> Any:
 
     beneath = every(variable, default)
     return None if beneath is None else AssetOrTimeSchedule(timetable=beneath, assets=[asset])
+
+
+def daily(variable: str, default: str) -> Any:
+    """The timetable that $variable (a cron expression, or "none") asks for: each run stands for the day before it."""
+    from airflow.sdk import CronPartitionTimetable
+
+    text = (os.environ.get(variable) or default).strip()
+    if text.lower() == "none":
+        return None
+    return CronPartitionTimetable(text, timezone="UTC", run_offset=-1, key_format="%Y-%m-%d")

@@ -22,8 +22,9 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
+from backstop.airflow.control_room import url_from_airflow
 from backstop.airflow.links import RunLink
-from backstop.airflow.steps import SOMETHING_AWAY, url_from_airflow
+from backstop.airflow.steps import SOMETHING_AWAY
 
 AWAY = 3
 """How a job ends when a store or broker did not answer, and it did all else (errors.Unavailable)."""

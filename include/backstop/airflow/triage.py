@@ -6,17 +6,23 @@ and the tear-down ends the run as incomplete.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk import TriggerRule, task
+
+from backstop.airflow import steps
+from backstop.airflow.control_room import control_room, log_errors, opened_run
+from backstop.airflow.duty_dag import with_links
+from backstop.airflow.links import DataDocsLink
 from backstop.airflow.spark_operator import SparkDutyOperator, spark_from
-from backstop.airflow.steps import SOMETHING_AWAY, Opened, control_room, counts_of, going_on, told
+from backstop.airflow.wake import WORK, wake_duties
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from backstop.runs.run import EndState
 
 STEPS = ("drain", "classify", "decide_and_apply")
@@ -24,30 +30,30 @@ STEPS = ("drain", "classify", "decide_and_apply")
 log = logging.getLogger(__name__)
 
 
-@told
-def open_triage(topic: str | None, dry_run: bool) -> Opened | None:
+@task(retries=0)
+def open_run(params: dict[str, Any]) -> dict[str, Any]:
+    """Set-up: the run, its lease and its token; skips everything when there is nothing to do."""
+    return steps.or_skip(open_triage(params["topic"], params["dry_run"]), "no letter, and nothing due")
+
+
+@log_errors
+def open_triage(topic: str | None, dry_run: bool) -> steps.Opened | None:
     """Opens a run over a topic (null: all) and counts. Null: there is nothing to do, and the run is recorded as done.
 
     What is only due for another look is looked at here: while people are asked, a look that finds all as it was is the rule.
     """
     from backstop.dead_letters.count_due import count_due
     from backstop.dead_letters.postpone import postpone_unchanged
-    from backstop.errors import ConfigurationError, Unavailable
     from backstop.records import Counts
     from backstop.runs.control import connect
     from backstop.runs.run import close_run, keep_alive, open_run
     from backstop.runs.scope import name_of
 
     with control_room() as room:
-        if topic is not None and topic not in room.settings.topics:
-            raise ConfigurationError(
-                f"There is no topic {topic!r}.",
-                kept="Nothing was started.",
-                next_step=f"Name one of: {', '.join(room.settings.topics)}.",
-            )
+        steps.require_topic(room, topic)
         run = open_run(room.control, "triage", name_of([topic] if topic else None), room.settings, dry_run=dry_run)
         counts = Counts(due=0)
-        try:
+        with steps.closed_on_error(room, run):
             due = count_due(room.settings, room.connections, room.control, run)
             if not dry_run and due.total == due.to_decide > 0:
                 with keep_alive(lambda: connect(room.settings, room.connections), run):
@@ -56,11 +62,6 @@ def open_triage(topic: str | None, dry_run: bool) -> Opened | None:
                 due = replace(due, to_decide=max(0, due.to_decide - unchanged))
             if not due.total:
                 due.require_reachable()
-        except BaseException as error:
-            room.control.rollback()
-            state: EndState = "incomplete" if isinstance(error, Unavailable) else "failed"
-            close_run(room.control, run, state, Counts(), error=str(error))
-            raise
         if not due.total:
             close_run(room.control, run, "done", counts)
             return None
@@ -68,38 +69,64 @@ def open_triage(topic: str | None, dry_run: bool) -> Opened | None:
         return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "due": due.total}
 
 
-@told
-def drain(opened: Opened, ti: Any) -> dict[str, int]:
-    """Ends the replays whose request has ended, then empties the dead-letter queues; a dry run only counts what is in them."""
+@task(execution_timeout=timedelta(hours=2))
+@log_errors
+def drain(opened: dict[str, Any], ti: Any) -> dict[str, int]:
+    """Store, then acknowledge."""
     from backstop.dead_letters.drain import drain_all
     from backstop.dead_letters.settle_replays import settle_replays
     from backstop.runs.run import add_counts
 
-    with going_on(opened) as (room, run):
+    with opened_run(opened) as (room, run):
         settled = settle_replays(room.control, run)
         if settled:
             add_counts(room.control, run, settled)
         return dict(settled + _reached(ti, lambda: drain_all(room.settings, room.connections, room.control, run)))
 
 
-@told
-def promote(opened: Opened) -> dict[str, int]:
-    """Gives causes to the letters that were classified and audited."""
+def check(task_id: str, suite: str, opened: Any) -> Any:
+    """As `duty_dag.check`, skipped in a dry run."""
+    return with_links(run_check.override(task_id=task_id)(suite=suite, opened=opened), DataDocsLink())
+
+
+@task
+def run_check(suite: str, opened: dict[str, Any]) -> str:
+    """Stops what builds on it when a check does not hold; a dry run has written nothing to check."""
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    if opened["dry_run"]:
+        raise AirflowSkipException("a dry run writes nothing")
+    return steps.check(suite, opened)
+
+
+@task
+@log_errors
+def promote(opened: dict[str, Any]) -> dict[str, int]:
+    """Causes, and the letters that have them."""
     from backstop.dead_letters.promote_causes import promote_causes
 
-    with going_on(opened) as (room, run):
+    with opened_run(opened) as (room, run):
         return dict(promote_causes(room.control, run))
 
 
-@told
-def decide(opened: Opened, ti: Any) -> dict[str, int]:
+# Classifying may have been skipped, but nothing before it may have failed: by a wrong category a poison would be replayed.
+@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, execution_timeout=timedelta(hours=1), outlets=[WORK])
+def decide_and_apply(opened: str, **context: Any) -> dict[str, int]:
+    """Discards, requests, cases."""
+    counts = decide(json.loads(opened), context["ti"])
+    wake_duties(context)
+    return counts
+
+
+@log_errors
+def decide(opened: steps.Opened, ti: Any) -> dict[str, int]:
     """Decides what is due and applies it; a dry run writes each decision into the log and applies none."""
     from backstop.dead_letters.apply import decide_and_apply
 
     def tell(decided: Any) -> None:
         log.info("backstop %s", decided)
 
-    with going_on(opened) as (room, run):
+    with opened_run(opened) as (room, run):
         work = lambda: decide_and_apply(room.settings, room.connections, room.control, run, tell=tell)  # noqa: E731
         return dict(_reached(ti, work))
 
@@ -113,7 +140,7 @@ def _reached(ti: Any, work: Callable[[], Any]) -> Any:
         return work()
     except Unavailable as error:
         log.error("backstop what: %s", error.what)
-        ti.xcom_push(key=SOMETHING_AWAY, value=error.what)
+        ti.xcom_push(key=steps.SOMETHING_AWAY, value=error.what)
         return Counts()
 
 
@@ -133,13 +160,13 @@ class ClassifyOperator(SparkDutyOperator):
             super().execute(context)
 
 
-@told
-def classify_few(opened: Opened, below: int) -> int:
+@log_errors
+def classify_few(opened: steps.Opened, below: int) -> int:
     """Letters to classify; fewer than `below` are staged here, by the functions that the executors call."""
     from backstop.dead_letters.classify import classify_letters
     from backstop.dead_letters.count_due import count_stored
 
-    with going_on(opened) as (room, run):
+    with opened_run(opened) as (room, run):
         waiting = count_stored(room.settings, room.control, run, at_most=max(below, 1))[0]
         if 0 < waiting < below:
             classify_letters(room.control, room.settings, room.connections, run)
@@ -148,12 +175,18 @@ def classify_few(opened: Opened, below: int) -> int:
 
 def missed(context: Mapping[str, Any]) -> list[str]:
     """The sentences that the steps handed on of what was away."""
-    pulled = (context["ti"].xcom_pull(task_ids=task, key=SOMETHING_AWAY) for task in STEPS)
+    pulled = (context["ti"].xcom_pull(task_ids=task, key=steps.SOMETHING_AWAY) for task in STEPS)
     return [str(one) for one in pulled if one]
 
 
-@told
-def close_triage(opened: Opened, failed: list[str], away: list[str]) -> dict[str, Any]:
+@task(retries=2)
+def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
+    """Tear-down: done, incomplete or failed."""
+    return close_triage(opened, steps.failed_tasks(context), missed(context))
+
+
+@log_errors
+def close_triage(opened: steps.Opened, failed: list[str], away: list[str]) -> dict[str, Any]:
     """Closes the run as done, incomplete (something was away) or failed (these tasks failed); returns its summary.
 
     Raises AirflowFailException for a run that is not done, so that it ends red at once.
@@ -161,6 +194,7 @@ def close_triage(opened: Opened, failed: list[str], away: list[str]) -> dict[str
     from airflow.sdk.exceptions import AirflowFailException
 
     from backstop.dead_letters.count_due import unread
+    from backstop.reports.runs import counts_of
     from backstop.runs.run import close_run, find
 
     with control_room() as room:
@@ -168,7 +202,7 @@ def close_triage(opened: Opened, failed: list[str], away: list[str]) -> dict[str
         away = away + unread(room.control, run)
         state: EndState = "failed" if failed else "incomplete" if away else "done"
         told_of = [f"failed tasks: {', '.join(failed)}"] * bool(failed) + [f"away: {'; '.join(away)}"] * bool(away)
-        counts = counts_of(room.control, run, int(opened["due"]))
+        counts = counts_of(room.control, run.run_id, int(opened["due"]))
         close_run(room.control, run, state, counts, error=". ".join(told_of) or None)
     if state != "done":
         raise AirflowFailException(". ".join(told_of))

@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow.sdk import Asset, AssetAlias, TriggerRule, task
 
-from backstop.airflow import steps as duty
+from backstop.airflow.control_room import Room, control_room, log_errors
 
 SOMETHING_TO_SEND = Asset("backstop_something_to_send")
 """Starts `resend`."""
@@ -24,19 +24,19 @@ WORK = AssetAlias("backstop_work")
 """The outlet of a task that calls `wake_duties`."""
 
 
-@duty.told
+@log_errors
 def wake_duties(context: Mapping[str, Any]) -> list[str]:
     """Adds an event for each duty that has something to do now; returns the names of their assets.
 
     Airflow registers the events when the task has succeeded.
     """
-    with duty.control_room() as room:
+    with control_room() as room:
         due = [
             asset
             for asset, is_due in (
-                (SOMETHING_TO_SEND, duty.anything_to_send),
-                (SOMETHING_TO_TELL, duty.anything_to_tell),
-                (SOMEBODY_TO_ASK, duty.anybody_to_ask),
+                (SOMETHING_TO_SEND, anything_to_send),
+                (SOMETHING_TO_TELL, anything_to_tell),
+                (SOMEBODY_TO_ASK, anybody_to_ask),
             )
             if is_due(room)
         ]
@@ -52,3 +52,25 @@ def wake_after_failure(**context: Any) -> list[str]:
     After a success Airflow skips it, and starts no process for it.
     """
     return wake_duties(context)
+
+
+def anything_to_send(room: Room) -> bool:
+    """Whether the control database holds a request that the resend duty could take now, asked for in whatever
+    run."""
+    from backstop.resend.count_due import count_due
+
+    return count_due(room.control, room.settings) > 0
+
+
+def anything_to_tell(room: Room) -> bool:
+    """Whether an alert waits for a channel that may be tried now; without channels nobody is to be told."""
+    from backstop.alerts.look import any_waiting
+
+    return bool(room.settings.channels()) and any_waiting(room.control)
+
+
+def anybody_to_ask(room: Room) -> bool:
+    """Whether a case is to be shown to a person, or a question taken away."""
+    from backstop.cases.questions import any_to_ask
+
+    return any_to_ask(room.control, room.settings.people.questions, room.settings.teams_by_topic())

@@ -23,8 +23,8 @@ def causes(
     as_json: out.Json = False,
 ) -> None:
     """List causes, those with the most open dead letters first."""
-    from backstop.cli.read import read
     from backstop.named_sql import load
+    from backstop.reports.read import read
 
     require_known("--category", [category] if category else [], Category)
     query = load("backstop.dead_letters", "classify.sql")["causes"]

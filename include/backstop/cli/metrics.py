@@ -19,7 +19,7 @@ def metrics(
     ] = None,
 ) -> None:
     """Print when each duty last succeeded and what waits, in Prometheus' text format."""
-    from backstop.health.metrics import render
+    from backstop.reports.metrics import render
 
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:

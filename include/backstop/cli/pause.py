@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.read import read
+from backstop.reports.read import read
 
 Topic = Annotated[str | None, typer.Argument(help="The topic; or --all.")]
 All = Annotated[bool, typer.Option("--all", help="Every topic.")]

@@ -8,7 +8,7 @@ import typer
 
 from backstop.cli import context, out
 from backstop.cli.misused import require_known
-from backstop.cli.read import read
+from backstop.reports.read import read
 
 DUTIES = (
     "reconcile", "resend", "sweep", "triage", "incident", "prove", "watch", "deliver_alerts", "retention", "audit",
@@ -85,7 +85,7 @@ def show_one(run_id: Annotated[int, typer.Argument(help="The run's number.")], a
 def _read(name: str, parameters: dict[str, object], *more: str) -> dict[str, list[dict[str, Any]]]:
     from backstop.named_sql import load
 
-    queries = load("backstop.cli", "queries.sql")
+    queries = load("backstop.reports", "runs.sql")
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
         return {query: read(conn, queries[query], parameters) for query in (name, *more)}

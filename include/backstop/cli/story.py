@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backstop.cli.explain import evidence, next_step
-from backstop.cli.read import read
 from backstop.dead_letters.letters import letters_of_message
 from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Attempt, Key, LogRow, Stub
+from backstop.reports.read import read
 from backstop.verdicts.judge import Judge, Judged
 
-_SQL = load("backstop.cli", "queries.sql")
+_SQL = load("backstop.reports", "messages.sql")
+_PAUSED = load("backstop.cli", "queries.sql")["paused"]
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> 
     seen = judge.judgement(keys)
     unreachable = dict(seen.unreachable)
     searched = _find_stubs(judge, keys, stories, unreachable)
-    paused = {row["topic"]: f"{row['why']}, by {row['paused_by']}" for row in read(control, _SQL["paused"], {})}
+    paused = {row["topic"]: f"{row['why']}, by {row['paused_by']}" for row in read(control, _PAUSED, {})}
     logs = _find_logs(judge, keys, topic, searched, unreachable)
     by_key: dict[Key, list[Judged]] = {}
     for judged in seen.judged:

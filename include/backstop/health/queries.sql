@@ -61,10 +61,6 @@ ON CONFLICT (dedup_key) DO NOTHING;
 INSERT INTO watch_shard (shard, oldest_due_at, taken_at) VALUES (%(shard)s, %(oldest)s, %(taken_at)s)
 ON CONFLICT (shard) DO UPDATE SET oldest_due_at = excluded.oldest_due_at, taken_at = excluded.taken_at;
 
--- name: oldest_due: by shard, as last looked at, when that is not older than an hour
-SELECT shard, extract(epoch FROM coalesce(oldest_due_at, taken_at))::float8 FROM watch_shard
-WHERE taken_at >= clock_timestamp() - interval '1 hour';
-
 -- name: forget_topics: looks that no rule needs any more
 DELETE FROM watch_topic WHERE taken_at < %(before)s;
 
@@ -126,37 +122,6 @@ ORDER BY duty, scope;
 -- name: installed: when this control database first knew of anything: nothing can be overdue before
 SELECT least(min(started_at), clock_timestamp()), clock_timestamp() FROM run;
 
--- name: open_findings: what the watch sees now
-SELECT rule, topic, consumer_group, severity, count(*) FROM watch_finding
-WHERE over_at IS NULL
-GROUP BY 1, 2, 3, 4;
-
--- name: open_cases: what waits for a person
-SELECT kind, topic, consumer_group, severity, count(*), extract(epoch FROM min(opened_at))::float8 FROM case_file
-WHERE state = 'open'
-GROUP BY 1, 2, 3, 4;
-
--- name: open_requests: resends asked for and not ended
-SELECT topic, state, count(*) FROM resend_request
-WHERE state IN ('open', 'claimed')
-GROUP BY 1, 2;
-
--- name: newest_groups: what the newest look saw of each group, when it is not older than an hour
-SELECT DISTINCT ON (topic, consumer_group) topic, consumer_group, waiting, backlog_seconds
-FROM watch_group
-WHERE taken_at >= clock_timestamp() - interval '1 hour'
-ORDER BY topic, consumer_group, taken_at DESC;
-
--- name: undelivered_alerts: what nobody was told of and somebody should be
-SELECT severity, count(*) FROM alert WHERE delivered_at IS NULL AND ended IS NULL GROUP BY severity;
-
--- name: verdicts_now: what the newest promoted runs found open, by topic, group and verdict
-SELECT c.topic, c.consumer_group, c.verdict, c.deliveries
-FROM verdict_count c
-JOIN (SELECT run_id FROM run WHERE duty = 'reconcile' AND scope = '*' AND state = 'done' AND NOT dry_run
-    AND EXISTS (SELECT 1 FROM verdict_count v WHERE v.run_id = run.run_id)
-    ORDER BY started_at DESC LIMIT 1) newest USING (run_id);
-
 -- name: last_success_of: names the last success of a duty over everything; 0: none
 SELECT coalesce(
     (SELECT extract(epoch FROM reached)::bigint FROM watermark WHERE subject = %(duty)s || ' went well'),
@@ -173,16 +138,3 @@ SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 FROM alert WHE
 INSERT INTO alert (dedup_key, severity, title, body, facts)
 VALUES (%(dedup_key)s, %(severity)s, %(title)s, %(body)s, %(facts)s::jsonb)
 ON CONFLICT (dedup_key) DO NOTHING;
-
--- name: database_size: of the control database, in bytes
-SELECT pg_database_size(current_database());
-
--- name: table_sizes: of its largest tables with indexes and large values, and their dead rows that vacuum has not taken yet
-SELECT s.relname, pg_total_relation_size(s.relid), s.n_live_tup, s.n_dead_tup
-FROM pg_stat_user_tables s
-WHERE s.schemaname = current_schema()
-ORDER BY 2 DESC, 1
-LIMIT 20;
-
--- name: connections: to the whole server: used, and the most there may be
-SELECT sum(numbackends), current_setting('max_connections')::integer FROM pg_stat_database;

@@ -68,6 +68,19 @@ WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = ANY (%(topics)s
 GROUP BY r.topic, r.shard
 ORDER BY min(r.not_before), r.topic, r.shard;
 
+-- name: due: how much a run would find: requests that may go out, claims that nobody ended, batches that are under way
+WITH wanted AS (
+    SELECT t.topic FROM unnest(%(topics)s::text[]) AS t (topic)
+    WHERE NOT EXISTS (SELECT 1 FROM pause AS p WHERE p.topic IN (t.topic, '*'))
+)
+SELECT (SELECT count(*) FROM resend_request AS r JOIN wanted USING (topic)
+        WHERE r.state = 'open' AND r.not_before <= clock_timestamp()
+            AND NOT EXISTS (SELECT 1 FROM resend_batch AS b WHERE b.topic = r.topic AND b.state = 'stopped'
+                AND (r.held OR r.batch_id = b.batch_id))
+            OR r.state = 'claimed' AND r.claim_deadline <= clock_timestamp())
+    -- A live batch is looked at by every run, also when nothing of it is held any more: its last step may go wrong.
+    + (SELECT count(*) FROM resend_batch AS b JOIN wanted USING (topic) WHERE b.state = 'ramping');
+
 -- name: begin_rate: a topic that was never limited before
 INSERT INTO watermark (subject, reached) VALUES (%(subject)s, clock_timestamp()) ON CONFLICT (subject) DO NOTHING;
 

@@ -19,7 +19,7 @@ from backstop.health.duties import EVERYTHING, read_duties
 from backstop.named_sql import load
 from backstop.runs.kept_bytes import read_kept_bytes
 
-_SQL = load("backstop.health", "queries.sql")
+_SQL = load("backstop.reports", "metrics.sql")
 
 
 def render(

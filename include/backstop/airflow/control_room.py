@@ -1,0 +1,101 @@
+"""What a task works with: the settings, connections from Airflow, the control database, and the run that an earlier task opened.
+
+Nothing of backstop, and no driver, is imported before a task runs: DAG files import this module.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backstop.config.connections import Connections
+    from backstop.config.settings import Settings
+    from backstop.runs.run import Run
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The settings, how to reach things, and an open connection to the control database."""
+
+    settings: Settings
+    connections: Connections
+    control: Any
+
+
+def log_errors(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Writes the three parts of a BackstopError into the task's log, each on its own line, and lets it pass on."""
+
+    @wraps(step)
+    def logging_step(*arguments: Any, **named: Any) -> Any:
+        from backstop.errors import BackstopError
+
+        try:
+            return step(*arguments, **named)
+        except BackstopError as error:
+            for part, text in (("what", error.what), ("kept", error.kept), ("next", error.next_step)):
+                log.error("backstop %s: %s", part, text)
+            raise
+
+    return logging_step
+
+
+@contextmanager
+def control_room() -> Iterator[Room]:
+    """Settings from $BACKSTOP_CONFIG and connections from Airflow; the control connection is closed at the
+    end."""
+    from backstop.config.connections import Connections
+    from backstop.config.load import load
+    from backstop.runs.control import connect
+
+    settings, connections = load(), Connections(resolver=url_from_airflow)
+    control = connect(settings, connections)
+    try:
+        yield Room(settings, connections, control)
+    finally:
+        control.close()
+
+
+def url_from_airflow(connection_id: str) -> str | None:
+    """A connection in Airflow's JSON form, from whatever secrets backend Airflow uses; null when it knows
+    none."""
+    from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
+
+    try:
+        connection = BaseHook.get_connection(connection_id)
+    except (AirflowNotFoundException, AirflowRuntimeError):
+        return None
+    if connection.conn_type not in ("postgres", "postgresql", "redis", "rediss"):
+        return connection.get_uri()
+    fields = ("conn_type", "host", "login", "password", "port", "schema")
+    return json.dumps({name: getattr(connection, name) for name in fields} | {"extra": connection.extra_dejson})
+
+
+@contextmanager
+def opened_run(opened: Mapping[str, Any]) -> Iterator[tuple[Room, Run]]:
+    """The run that an earlier task opened, kept alive meanwhile. Raises RunLost when it is not ours any
+    more."""
+    from backstop.runs.control import connect
+    from backstop.runs.run import find, keep_alive
+
+    with control_room() as room:
+        run = find(room.control, int(opened["run_id"]), str(opened["token"]))
+        with keep_alive(lambda: connect(room.settings, room.connections), run):
+            yield room, run
+
+
+def docs_folder() -> Path:
+    """Where the Data Docs lie: $BACKSTOP_DOCS_FOLDER, else a folder of Airflow's home. Workers and the UI
+    share it."""
+    home = os.environ.get("AIRFLOW_HOME") or os.path.expanduser("~/airflow")
+    return Path(os.environ.get("BACKSTOP_DOCS_FOLDER") or Path(home) / "backstop_data_docs")

@@ -1,0 +1,23 @@
+-- Named queries on the control database: what is known of one message. They change nothing.
+
+-- name: requests_of_message: every request for a message
+SELECT request_id, send_number, groups, reason, requested_by, route, state, not_before, claim_deadline, run_id,
+    closed_by_run, error, created_at, updated_at
+FROM resend_request WHERE topic = %(topic)s AND message_id = %(message_id)s ORDER BY send_number;
+
+-- name: decisions_of_message: what people gave up of it
+SELECT consumer_group, decision, case_id, decided_by, decided_at, why
+FROM delivery_decision WHERE topic = %(topic)s AND message_id = %(message_id)s ORDER BY consumer_group;
+
+-- name: cases_of_message: the cases it is in
+SELECT c.case_id, c.kind, c.consumer_group, c.state, c.decision, c.decided_by, c.decided_at, c.why, m.settled_at
+FROM case_member m JOIN case_file c USING (case_id)
+WHERE m.topic = %(topic)s AND m.message_id = %(message_id)s ORDER BY c.case_id;
+
+-- name: quarantine_of_message: broken rows of it
+SELECT store, reason, consumer_group, detail, first_seen_at, last_seen_at
+FROM quarantine WHERE topic = %(topic)s AND message_id = %(message_id)s ORDER BY store, reason;
+
+-- name: anomalies_of_message: what was odd about it
+SELECT kind, consumer_group, detail, times, first_seen_at, last_seen_at
+FROM anomaly WHERE topic = %(topic)s AND message_id = %(message_id)s ORDER BY kind;

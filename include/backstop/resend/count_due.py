@@ -1,0 +1,22 @@
+"""Count what a resend run would find, before one is opened or Spark is started."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from backstop.config.settings import Settings
+from backstop.named_sql import load
+
+_SQL = load("backstop.resend", "queries.sql")
+
+
+def count_due(control: Any, settings: Settings, wanted: Collection[str] | None = None) -> int:
+    """Requests that may go out now, and claims that nobody finished, in the wanted topics (null: all); paused topics and those
+    in mode observe wait."""
+    repair = [
+        name for name, topic in settings.topics.items() if topic.mode == "repair" and (wanted is None or name in wanted)
+    ]
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["due"], {"topics": repair})
+        return int(cursor.fetchone()[0])
