@@ -67,7 +67,7 @@ def sweep() -> None:
     swept = SparkDutyOperator(
         task_id="sweep", duty="sweep", opened=opened, here=sweep_here, execution_timeout=timedelta(hours=1)
     )
-    after = with_links(audit_after(opened=HANDED), DataDocsLink())
+    after = with_links(audit_after(suite="leases_after", opened=HANDED), DataDocsLink())
     closed = tear_down(close_run(opened=opened), opened)
 
     opened >> [before, swept] >> after >> closed

@@ -55,8 +55,8 @@ def sweep_here(opened: steps.Opened) -> dict[str, int]:
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, outlets=[WORK])
-def audit_after(opened: str, **context: Any) -> str:
+def audit_after(suite: str, opened: str, **context: Any) -> str:
     """Runs after a failed job as well: that is when it matters most. The cases and alerts of the sweep are committed by then."""
-    checked = steps.check("leases_after", json.loads(opened))
+    checked = steps.check(suite, json.loads(opened))
     wake_duties(context)
     return checked
