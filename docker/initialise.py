@@ -20,8 +20,10 @@ from backstop.schema.prepare import prepare
 
 
 def main() -> int:
+    password_file = Path(os.environ["AIRFLOW_ADMIN_PASSWORD_FILE"])
+    read_password(password_file)  # without one, nothing is changed
     subprocess.run(["airflow", "db", "migrate"], check=True)
-    make_admin(Path(os.environ["AIRFLOW_ADMIN_PASSWORD_FILE"]), os.environ)
+    make_admin(password_file, os.environ)
     try:
         settings, connections = load(), Connections()
         urls = {ref: connections.url(ref) for ref in settings.connection_refs()}
@@ -43,14 +45,19 @@ def make_admin(password_file: Path, environment: Mapping[str, str]) -> None:
 
     Airflow asks for the password twice. Without a terminal it reads standard input, so that no command line shows it.
     """
-    password = password_file.read_text(encoding="utf-8").strip()
-    if not password:
-        raise SystemExit(f"{password_file} holds no password: write one into it. No user was made.")
+    password = read_password(password_file)
     command = [sys.executable, "-m", "airflow", "users", "create", "--username", "admin", "--firstname", "First",
                "--lastname", "Admin", "--email", "admin@localhost.localdomain", "--role", "Admin"]  # fmt: skip
     subprocess.run(
         command, input=f"{password}\n" * 2, text=True, check=True, env=dict(environment), start_new_session=True
     )  # fmt: skip
+
+
+def read_password(file: Path) -> str:
+    password = file.read_text(encoding="utf-8").strip()
+    if not password:
+        raise SystemExit(f"{file} holds no password: write one into it. No user was made.")
+    return password
 
 
 if __name__ == "__main__":

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 
 from backstop.named_sql import load
+from backstop_lab.checker import check
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.receive_alerts import Received
 from backstop_lab.shop.ledger import Ledger
@@ -62,8 +65,8 @@ class World:
             [(value,)] = cursor.fetchall()
         return value
 
-    def check(self) -> tuple[int, dict[str, Any]]:
-        """The exit code and the findings of the checker as `make demo` runs it."""
+    def check(self, *, as_program: bool = False) -> tuple[int, dict[str, Any]]:
+        """The exit code and the findings of the checker; `as_program`: in a process of its own, as `make demo` runs it."""
         places = {
             "control": self.urls["control"],
             "producers": {shard: self.urls[shard] for shard in SHARDS},
@@ -71,13 +74,17 @@ class World:
             "received": str(self.received.folder),
             "topics": {"orders": list(GROUPS), "payments": list(GROUPS), "refunds": list(GROUPS)},
         }
-        (self.folder / "places.json").write_text(json.dumps(places))
-        done = subprocess.run(
-            [sys.executable, "-I", str(CHECKER), str(self.folder / "places.json"), str(self.ledger.folder)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode in (0, 1), done.stderr
-        return done.returncode, json.loads(done.stdout)
+        file = self.folder / "places.json"
+        file.write_text(json.dumps(places))
+        arguments = [str(file), str(self.ledger.folder)]
+        if as_program:
+            program = [sys.executable, "-I", str(CHECKER), *arguments]
+            done = subprocess.run(program, capture_output=True, text=True, check=False)
+            assert done.returncode in (0, 1), done.stderr
+            return done.returncode, json.loads(done.stdout)
+        with redirect_stdout(StringIO()) as printed:
+            code = check.main(arguments)
+        return code, json.loads(printed.getvalue())
 
     def message(
         self, shard: str, number: int, topic: str, message_id: str, status: str = "confirmed"

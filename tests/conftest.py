@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quick_postgres import copied_data
+from quick_postgres import IN_MEMORY, ON_DISK, copied_data
 from suite_time import SuiteTime
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,14 +36,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Copied data directories, but for files that test how the server itself is made (`REAL_INITDB = True`)."""
-    from backstop_lab.servers.postgres import Postgres
+    """Quick servers (quick_postgres.py), but for files that test how the server itself is made (`REAL_INITDB = True`)."""
+    from backstop_lab.servers import postgres
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if hasattr(request.config, "workerinput") else base
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "REAL_INITDB", False):
-            patch.setattr(Postgres, "_make_data", copied_data(shared / "pg", Postgres._make_data))
+            made = copied_data(shared / "pg", postgres.Postgres._make_data)
+            patch.setattr(postgres.Postgres, "_make_data", made)
+            patch.setattr(postgres, "SETTINGS", postgres.SETTINGS.replace(ON_DISK, IN_MEMORY))
         yield
 
 

@@ -36,12 +36,15 @@ POLICY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def build_template(postgres: Postgres) -> None:
-    """Databases `template_<name>` with the shipped schema, which every test's databases are copied from."""
+def build_template(postgres: Postgres, more: Mapping[str, str] | None = None) -> None:
+    """Databases `template_<name>` with the shipped schema, which every test's databases are copied from.
+
+    `more`: SQL that is run after it, by kind of database.
+    """
     for name in ("control", "shop_a", "billing_db"):
         postgres.create_database(f"template_{name}")
         with closing(psycopg2.connect(postgres.admin_dsn(f"template_{name}"))) as connection, connection.cursor() as cursor:
-            cursor.execute(whole(ROLES[name]))
+            cursor.execute(whole(ROLES[name]) + (more or {}).get(ROLES[name], ""))
             cursor.execute(SHAPE)
             SHAPES[ROLES[name]] = cursor.fetchone()
             cursor.execute(FILLED)

@@ -12,7 +12,7 @@ from backstop_lab.servers.postgres import Postgres
 from checker_world import BUSINESS, ROLES, SCHEMA, World
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     with Postgres(tmp_path_factory.mktemp("postgres")) as server:
         for name, role in ROLES.items():

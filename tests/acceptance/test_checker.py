@@ -14,9 +14,10 @@ from checker_world import CHECKER, World
 
 
 def test_it_agrees_when_everything_came_out_right(world: World) -> None:
-    code, told = world.check()
+    code, told = world.check(as_program=True)
     assert told["problems"] == []
     assert (code, told["ok"]) == (0, True)
+    assert world.check() == (code, told), "the program says what the other tests of it see"
     assert told["effects"]["billing"] == {
         "owed": 18, "expected": 16, "exactly_once": 16, "missing": 0, "duplicated": 0, "unexpected": 0,
     }  # fmt: skip
@@ -25,6 +26,13 @@ def test_it_agrees_when_everything_came_out_right(world: World) -> None:
     assert {fault: one["found"] for fault, one in told["faults"].items()} == dict.fromkeys(
         ("lost_in_broker", "refused", "mass_loss", "lease_killed", "worker_woken_late", "leases_flushed"), 1
     )
+
+
+def test_as_a_program_it_ends_with_1_when_something_is_wrong(world: World) -> None:
+    world.sql("billing", "DELETE FROM effect WHERE message_id LIKE 'plain:3%'")
+    code, told = world.check(as_program=True)
+    assert (code, told["ok"]) == (1, False)
+    assert world.check() == (code, told)
 
 
 Break = Callable[[World], object]

@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
         Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
         Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
     ):
-        build_template(postgres)
+        build_template(postgres, {
+            "producer": BUSINESS["make_business_order"], "consumer": BUSINESS["make_effect"],
+        })  # fmt: skip
         yield postgres, valkey
 
 
@@ -41,10 +45,6 @@ class World:
 
     def __init__(self, its: System, folder: Path) -> None:
         self.its, self.folder, self.ledger = its, folder, Ledger(folder / "ledger")
-        for shard in ("shop_a", "shop_b"):
-            its.rows(shard, BUSINESS["make_business_order"])
-        for group in GROUPS:
-            its.rows(f"{group}_db", BUSINESS["make_effect"])
         for number in range(5):
             shard = "shop_a" if number % 2 else "shop_b"
             key = its.sent(f"{number}%:é'", shard=shard, status="confirmed")
@@ -77,8 +77,8 @@ class World:
             " VALUES (%s, %s, 2, 'request 1', now(), 'sent')", *self.key,
         )  # fmt: skip
 
-    def check(self) -> dict[str, Any]:
-        """The findings as a run gets them: in a process that cannot import Backstop."""
+    def check(self, *, as_program: bool = False) -> dict[str, Any]:
+        """The findings; `as_program`: as a run gets them, in a process that cannot import Backstop."""
         places = {
             "control": self.its.urls["control"], "producers": {name: self.its.urls[name] for name in ("shop_a", "shop_b")},
             "groups": {group: self.its.urls[f"{group}_db"] for group in GROUPS}, "topics": TOPICS,
@@ -86,13 +86,18 @@ class World:
         }  # fmt: skip
         file = self.folder / "places.json"
         file.write_text(json.dumps(places))
-        done = subprocess.run(
-            [sys.executable, "-I", checker.__file__, str(file), str(self.ledger.folder)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode in (0, 1), done.stderr
-        told: dict[str, Any] = json.loads(done.stdout)
-        assert done.returncode == (0 if told["ok"] else 1)
+        arguments = [str(file), str(self.ledger.folder)]
+        if as_program:
+            program = [sys.executable, "-I", checker.__file__, *arguments]
+            done = subprocess.run(program, capture_output=True, text=True, check=False)
+            assert done.returncode in (0, 1), done.stderr
+            code, printed = done.returncode, done.stdout
+        else:
+            with redirect_stdout(StringIO()) as output:
+                code = checker.main(arguments)
+            printed = output.getvalue()
+        told: dict[str, Any] = json.loads(printed)
+        assert code == (0 if told["ok"] else 1)
         return told
 
 
@@ -136,8 +141,9 @@ BREAKS: dict[str, Callable[[World], object]] = {
 
 
 def test_it_agrees_when_all_is_right(world: World) -> None:
-    told = world.check()
+    told = world.check(as_program=True)
     assert told["problems"] == [] and told["ok"]
+    assert world.check() == told, "the program says what the other tests of it see"
     assert told["messages"] == 5 and told["copies"]["copies"] == 5
 
 
@@ -151,7 +157,8 @@ def test_it_sees_one_thing_that_is_wrong(rule: str, world: World) -> None:
 
 def test_a_late_copy_is_not_late_where_a_clock_was_wrong(world: World) -> None:
     skewed(world)
-    assert not world.check()["ok"]
+    told = world.check(as_program=True)
+    assert not told["ok"] and world.check() == told
     event = {"what": "skew_clock", "victim": "shops", "how": "-25", "since_wall": "2000-01-01T00:00:00+00:00"}
     (world.folder / "events.jsonl").write_text(json.dumps({**event, "wall": "2999-01-01T00:00:00+00:00"}) + "\n")
     assert world.check()["problems"] == []

@@ -4,14 +4,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -31,21 +27,13 @@ from client_world import (  # noqa: F401
     stored,
     valkey,
 )
+from forked import run_forked
 
-ROOT = Path(__file__).resolve().parents[2]
 ID = "order-1:placed"
 
 
 def run_child(role: str, boundary: str, places: dict[str, str]) -> int:
-    path = os.pathsep.join(str(ROOT / part) for part in ("include", "tests"))
-    ended = subprocess.run(
-        [sys.executable, str(CHILD), role, boundary, json.dumps(places)],
-        env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
-        timeout=60,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    ended = run_forked(CHILD, role, boundary, json.dumps(places))
     assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
     return ended.returncode
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +23,7 @@ from backstop.records import Counts
 from backstop.runs.run import close_run, open_run
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from forked import run_forked
 from system import System, build_template, settings_dict, system
 
 CHILD = Path(__file__).with_name("drain_killed_child.py")
@@ -96,7 +95,7 @@ def test_killed_at_any_arrow_the_next_drain_has_every_letter_once(
         case.write_text(json.dumps({
             "settings": settings_dict(), "urls": world.urls, "run_id": run.run_id, "token": run.token, "boundary": boundary,
         }))  # fmt: skip
-        ended = subprocess.run([sys.executable, str(CHILD), str(case)], capture_output=True, text=True, timeout=120, check=False)
+        ended = run_forked(CHILD, str(case))
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         # The reading thread is ahead of the storing one by a page at most.
         [(kept,)] = world.rows("control", "SELECT count(*) FROM dead_letter")
@@ -164,7 +163,7 @@ def test_what_died_in_the_meantime_comes_after_what_a_killed_drain_left(
             "settings": settings_dict(), "urls": world.urls, "run_id": run.run_id, "token": run.token,
             "boundary": "after the commit",
         }))  # fmt: skip
-        ended = subprocess.run([sys.executable, str(CHILD), str(case)], capture_output=True, text=True, timeout=120, check=False)
+        ended = run_forked(CHILD, str(case))
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         fill(valkey, LETTERS, 30)
         drain_again(world)

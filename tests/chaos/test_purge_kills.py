@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +18,7 @@ from backstop.stores.purge import FIRST_LOG
 from backstop.verdicts.judge import Judge
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from forked import run_forked
 from resend_world import Hooked, once
 from system import System, build_template, settings_dict, system
 
@@ -75,7 +74,7 @@ def test_a_killed_purge_is_finished_by_the_next_one(
         case = tmp_path / "case.json"
         settings = settings_dict(retention=RETENTION)
         case.write_text(json.dumps({"settings": settings, "urls": world.urls, "boundary": boundary}))
-        ended = subprocess.run([sys.executable, str(CHILD), str(case)], capture_output=True, text=True, timeout=120, check=False)
+        ended = run_forked(CHILD, str(case))
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         left = {i for (i,) in world.rows("billing_db", "SELECT message_id FROM consumer_log")}
         if boundary == "between the floor and the delete":

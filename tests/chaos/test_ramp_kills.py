@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from backstop.private_file import write_private
 from backstop.resend import ramp, work
+from forked import run_forked
 from resend_world import TOPIC, World, ids, servers, world  # noqa: F401
 
 CANARY, MESSAGES = 4, 20
@@ -43,11 +43,7 @@ def test_a_kill_leaves_a_batch_that_the_next_run_advances(world: World, moment: 
 
     addresses = tmp_path / "addresses.json"
     write_private(addresses, json.dumps({"urls": world.urls, "written": world.written}))
-    child = subprocess.run(
-        [sys.executable, __file__, str(addresses), moment],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False, timeout=120, capture_output=True, text=True,
-    )  # fmt: skip
+    child = run_forked(__file__, str(addresses), moment)
     assert child.returncode == -signal.SIGKILL, child.stderr
     world.sql("control", "DELETE FROM duty_lease")  # its heartbeat has been silent for long enough
     assert out(world) == before, "it was killed before anything went out"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ from hypothesis.stateful import (
 from backstop.private_file import write_private
 from backstop.resend import send_claimed, work
 from backstop.resend.work import now
+from forked import run_forked
 from resend_world import TOPIC, World, ids, once, servers, world  # noqa: F401
 
 # Both sides of every commit: the request's claim, the stub's claim, the publish, the settle, the close.
@@ -54,11 +54,7 @@ def test_a_kill_is_repaired_by_the_next_run(world: World, boundary: str, tmp_pat
     addresses = tmp_path / "addresses.json"
     write_private(addresses, json.dumps({"urls": world.urls, "written": world.written}))
 
-    child = subprocess.run(
-        [sys.executable, __file__, str(addresses), boundary],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False, timeout=120, capture_output=True, text=True,
-    )  # fmt: skip
+    child = run_forked(__file__, str(addresses), boundary)
     assert child.returncode == -signal.SIGKILL, child.stderr
     world.sql("control", "DELETE FROM duty_lease")  # its heartbeat has been silent for long enough
     at_the_kill = world.copies()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
 from control_world import World, servers, world  # noqa: F401
+from forked import run_forked
 from triage_world import cases, dead, letter, letters, look_now, requests, resend, triage
 
 CHILD = Path(__file__).with_name("triage_killed_child.py")
@@ -29,9 +28,7 @@ OF_ANSWERS = ["after the intention", "after the producer's commit", "in the answ
 
 
 def killed(*arguments: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, str(CHILD), *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
+    ended = run_forked(CHILD, *arguments)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 

@@ -16,8 +16,8 @@ from compose_file import as_written, filled
 from container import Container
 
 CLONE_NEWNET = 0x40000000
-POLL_SECONDS = 1.0
-"""Each health check starts a process."""
+POLL_SECONDS = 3.0
+"""Each health check starts a process. The file's own intervals are longer still."""
 ENGINE_SECONDS = 840.0
 """Shorter than a test's timeout, so that the reason is shown."""
 

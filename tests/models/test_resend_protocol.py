@@ -1,17 +1,17 @@
 """Every interleaving of two workers and a recovery, with crashes and deadlines at any moment: the send numbers hold.
 
-States are explored one by one, but each step that touches a database is the shipped code's own, over real rows: all states of
-a depth are loaded as messages of their own, and one call moves them all. A worker here has no clock (it may stand still
-between any two steps and go on), every deadline has passed as soon as it is set, no judgement and no backoff holds a send
-back: nothing but the send number and the tokens protects. With a free token in the send number's place the same exploration
-must find too many sends.
+States are explored one by one, but each step that touches a database is the shipped code's own, over real rows: all rows that
+a depth meets for the first time are loaded as messages of their own, and one call moves them all. A worker here has no clock
+(it may stand still between any two steps and go on), every deadline has passed as soon as it is set, no judgement and no
+backoff holds a send back: nothing but the send number and the tokens protects. With a free token in the send number's place
+the same exploration must find too many sends.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any, NamedTuple
@@ -67,28 +67,48 @@ class Move:
     who: int = 0
 
 
+OF_A_WORKER = ("claim", "take", "settle", "end")
+
+
+def in_a_database(state: State, move: Move) -> tuple[State, Move]:
+    """What of it a database, or a call to one, meets: the rows of the message and what the one who moves knows."""
+    mine = state.workers[move.who] if move.kind in OF_A_WORKER else DONE
+    recovery = state.recovery if move.kind == "recover request" else ()
+    return State(state.requests, state.stub, state.attempts, (), (mine, DONE), recovery, 0), Move(move.kind)
+
+
+def put_back(state: State, move: Move, after: State) -> State:
+    """The whole state after the move, of which a database showed that part."""
+    moved = state._replace(requests=after.requests, stub=after.stub, attempts=after.attempts)
+    if move.kind in OF_A_WORKER:
+        return with_worker(moved, move.who, after.workers[0])
+    if move.kind == "recover request":
+        return moved._replace(recovery=())
+    return moved._replace(left=state.left - 1) if move.kind == "ask" else moved
+
+
 def canonical(state: State) -> State:
     """The same state with tokens named in order of appearance and the workers in one order: who is who does not matter."""
     one, other = state.workers
     mine, its = (one[0], *one[2:]), (other[0], *other[2:])
-    if mine < its:
+    if mine < its or one == other:
         return _named(state)
     turned = _named(state._replace(workers=(other, one)))
     return turned if mine > its else min(_named(state), turned, key=repr)
 
 
 def _named(state: State) -> State:
-    names: dict[str | None, str | None] = {None: None}
-
-    def name(token: str | None) -> str | None:
-        return names.setdefault(token, "abcdef"[len(names) - 1])
-
     count, refusals, token, by = state.stub
+    tokens = [t for _, _, t in state.requests] + [token] + [worker[1] for worker in state.workers] + [*state.recovery[1:2]]
+    names: dict[str | None, str | None] = dict(zip(dict.fromkeys(filter(None, tokens)), "abcdef", strict=False))
+    if all(token == name for token, name in names.items()):
+        return state
+    names[None] = None
     return state._replace(
-        requests=tuple((n, s, name(t)) for n, s, t in state.requests),
-        stub=(count, refusals, name(token), by),
-        workers=tuple((step, name(t), *rest) for step, t, *rest in state.workers),  # type: ignore[misc]
-        recovery=(state.recovery[0], name(state.recovery[1]), *state.recovery[2:]) if state.recovery else (),
+        requests=tuple((n, s, names[t]) for n, s, t in state.requests),
+        stub=(count, refusals, names[token], by),
+        workers=tuple((step, names[t], *rest) for step, t, *rest in state.workers),  # type: ignore[misc]
+        recovery=(state.recovery[0], names[state.recovery[1]], *state.recovery[2:]) if state.recovery else (),
     )
 
 
@@ -163,6 +183,8 @@ class Databases:
     def __init__(self, world: World, worker: Worker) -> None:
         self.world, self.worker = world, worker
         self.store = worker.judge.sources.shard("shop_a")
+        self.known: dict[tuple[State, Move], State] = {}
+        """What a database made of each part of a state that it has met: the same rows and the same call have one end."""
         self.producer = psycopg2.connect(world.urls["backstop_producer_a"])
         self.control = psycopg2.connect(world.urls["backstop_control"])
         # The databases of a model may lose their last commits in a crash of the machine: nobody looks at them again.
@@ -219,8 +241,16 @@ class Databases:
 
     def move(self, pairs: Sequence[tuple[State, Move]]) -> Iterator[State]:
         """Each pair's next state."""
+        met = [in_a_database(state, move) for state, move in pairs]
+        if new := {one for one in met if one not in self.known}:
+            self.known |= self._move(new)
+        for (state, move), one in zip(pairs, met, strict=True):
+            yield put_back(state, move, self.known[one])
+
+    def _move(self, new: Iterable[tuple[State, Move]]) -> dict[tuple[State, Move], State]:
+        """Each pair's next state, by real rows."""
         # An attempt's recovery takes all that are over, so the messages to which it happens are there before the others.
-        pairs = sorted(pairs, key=lambda pair: (pair[1].kind != "recover attempt", pair[1].kind, pair[1].who))
+        pairs = sorted(new, key=lambda pair: (pair[1].kind != "recover attempt", pair[1].kind))
         alone = sum(move.kind == "recover attempt" for _, move in pairs)
         self.empty()
         self.load([state for state, _ in pairs[:alone]], 1)
@@ -233,18 +263,19 @@ class Databases:
         after: dict[int, State] = {}
         for kind, some in kinds.items():
             after |= getattr(self, kind.replace(" ", "_"))(some)
-        found = self.rows()
+        found, ends = self.rows(), dict[tuple[State, Move], State]()
         for place, state in after.items():
             row = found[place]
             if kinds["take"].get(place) and state.workers[kinds["take"][place][1]][0] == "publish":
                 who = kinds["take"][place][1]
                 step, token, numbers, _, outcome = state.workers[who]
                 state = with_worker(state, who, (step, token, numbers, row["stub"][0], outcome))
-            yield state._replace(
+            ends[pairs[place - 1]] = state._replace(
                 requests=tuple((n, s, LETTERS.get(t, t)) for n, s, t in row["requests"]),
                 stub=(*row["stub"][:2], LETTERS.get(row["stub"][2], row["stub"][2]), row["stub"][3]),
                 attempts=tuple(row["attempts"]),
             )
+        return ends
 
     # One method for each kind of move: `some` are the messages to which it happens, and whose worker does it.
 
@@ -321,7 +352,7 @@ class Databases:
             hold(cursor, self.worker.run)
             values = {"ends": json.dumps(ends), "run_id": self.worker.run.run_id}
             cursor.execute(load("backstop.resend", "queries.sql")["recover"], values)
-        return {place: state._replace(recovery=()) for place, (state, _) in some.items()}
+        return {place: state for place, (state, _) in some.items()}
 
     def ask(self, some: dict[int, tuple[State, int]]) -> dict[int, State]:
         asks = [
@@ -329,7 +360,7 @@ class Databases:
         ]
         with self.worker.control, self.worker.control.cursor() as cursor:
             ask(cursor, asks, None)
-        return {place: state._replace(left=state.left - 1) for place, (state, _) in some.items()}
+        return {place: state for place, (state, _) in some.items()}
 
     def bring_to_an_end(self, states: Sequence[State]) -> list[State]:
         """Everybody died and every deadline passed; then one whole recovery and a fresh worker, until nothing is open."""
