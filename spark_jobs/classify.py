@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import pandas as pd
@@ -43,20 +43,22 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
         if ranges:
             # The refs are resolved here, so that executors elsewhere need neither file nor environment.
             carried = connections.carrying(settings.connection_refs())
-            frame = spark.createDataFrame(ranges, "after long, until long").repartition(len(ranges), "after")
-            reports = frame.mapInPandas(_as_task(settings, carried, run, stage), REPORT).collect()
+            numbers = spark.range(0, len(ranges), 1, len(ranges))
+            reports = numbers.mapInPandas(_as_task(settings, carried, run, stage, ranges), REPORT).collect()
         away = {store: why for report in reports for store, why in json.loads(report["away"]).items()}
         looked, waits = (sum(report[name] for report in reports) for name in ("looked", "waits"))
         return close_stage(control, run, stage, rules, looked, waits, away)
 
 
-def _as_task(settings: Settings, connections: Connections, run: Run, stage: int) -> Task:
+def _as_task(
+    settings: Settings, connections: Connections, run: Run, stage: int, ranges: Sequence[tuple[int, int]]
+) -> Task:
     def task(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         rules, logs = rules_of(settings), Logs(settings, connections)
         with closing(connect(settings, connections)) as control, closing(logs):
             for frame in frames:
-                for after, until in zip(frame["after"], frame["until"], strict=True):
-                    looked, waits = stage_range(control, run, stage, rules, logs, int(after), int(until))
+                for number in frame["id"]:
+                    looked, waits = stage_range(control, run, stage, rules, logs, *ranges[number])
                     yield pd.DataFrame({"looked": [looked], "waits": [waits], "away": [json.dumps(logs.away)]})
 
     return task

@@ -53,8 +53,8 @@ def _spread(
         if not parts:
             return
         rows = [(part.as_text(), walks.get(part.place, "")) for part in parts]
-        frame = spark.createDataFrame(rows, "part string, goes_on string").repartition(len(rows), "part")
-        for report in frame.mapInPandas(_as_task(settings, carried, run), REPORT).collect():
+        numbers = spark.range(0, len(rows), 1, len(rows))
+        for report in numbers.mapInPandas(_as_task(settings, carried, run, rows), REPORT).collect():
             tally = read_tally(report["tally"])
             if run.dry_run:
                 for line, number in tally.lines.items():
@@ -65,11 +65,12 @@ def _spread(
 
 
 def _as_task(
-    settings: Settings, connections: Connections, run: Run
+    settings: Settings, connections: Connections, run: Run, rows: Sequence[tuple[str, str]]
 ) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
     def task(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         for frame in frames:
-            for text, goes_on in zip(frame["part"], frame["goes_on"], strict=True):
+            for number in frame["id"]:
+                text, goes_on = rows[number]
                 tally = sweep_part(
                     settings, connections, part_of(text), groups_of_scope(run.scope), goes_on, limit=LIMIT,
                     dry_run=run.dry_run, tell=_show if run.dry_run else None,

@@ -14,7 +14,7 @@ from uuid import uuid4
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.named_sql import load
-from backstop.reconcile.packets import PACKETS, Packet, as_batch, of_kind, pack, unpack
+from backstop.reconcile.packets import PACKETS, Packet, as_batch, no_packets, of_kind, pack, unpack
 from backstop.verdicts import frames
 from backstop.verdicts.sources import Sources
 
@@ -34,19 +34,34 @@ _SQL = load("backstop.reconcile", "packets.sql")
 
 
 def look_up(
-    stubs: DataFrame, logs: DataFrame, buckets: int, tables: Mapping[str, Any], settings: Settings, connections: Connections
-) -> DataFrame:
+    stubs: DataFrame, logs: DataFrame | None, buckets: int, tables: Mapping[str, Any], settings: Settings,
+    connections: Connections,
+) -> DataFrame:  # fmt: skip
     """Packets of stubs and attempts, and packets of scanned logs -> packets of HELD and of the other kinds above.
 
     `tables`: policy, group_tag and start_offset, as Arrow tables. A store that does not answer leaves `log_answered` false,
     never "no row".
     """
+    prove_and_ask = _look_up(dict(tables), settings, connections)
+    if buckets == 1 and logs is None:  # most runs: one task asks by key, and there is nothing to shuffle
+        return stubs.coalesce(1).mapInArrow(_whole(prove_and_ask), PACKETS)
     # So many more partitions than buckets that two of them seldom share a task.
     tasks = 1 if buckets == 1 else 4 * buckets
+    logs = no_packets(stubs.sparkSession) if logs is None else logs
     by_bucket = stubs.repartition(tasks, "bucket").groupBy("bucket")
-    return by_bucket.cogroup(logs.repartition(tasks, "bucket").groupBy("bucket")).applyInArrow(
-        _look_up(dict(tables), settings, connections), PACKETS
-    )
+    return by_bucket.cogroup(logs.repartition(tasks, "bucket").groupBy("bucket")).applyInArrow(prove_and_ask, PACKETS)
+
+
+def _whole(prove_and_ask: Callable[[pa.Table, pa.Table], pa.Table]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The same over all packets of stubs at once, where no logs were scanned."""
+
+    def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        if stubs := list(batches):
+            yield from prove_and_ask(pa.Table.from_batches(stubs), pa.Table.from_batches([as_batch([])])).to_batches()
+
+    return ask
 
 
 def held_tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -16,6 +16,7 @@ from backstop.verdicts.frames import micros
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 PACKETS = "`bucket` int, `kind` string, `packet` binary"
 DELIVERIES_OF_BUCKET = 150_000
@@ -26,6 +27,11 @@ FEW_DELIVERIES = 20_000
 def buckets_for(deliveries: int, partitions: int) -> int:
     """Into how many buckets so many are dealt at most: few make one, more keep every core at work."""
     return 1 if deliveries <= FEW_DELIVERIES else max(partitions, -(-deliveries // DELIVERIES_OF_BUCKET))
+
+
+def no_packets(spark: SparkSession) -> DataFrame:
+    """An empty packet frame. `createDataFrame` would start a second Python daemon for it, which takes seconds."""
+    return spark.range(0).selectExpr("CAST(id AS int) AS bucket", "'' AS kind", "CAST('' AS binary) AS packet")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.errors import StoreFailed, Unavailable
 from backstop.named_sql import load
-from backstop.reconcile.packets import PACKETS, Packet, buckets_for, by_bucket, in_batches, limits, pack, unpack
+from backstop.reconcile.packets import PACKETS, Packet, buckets_for, by_bucket, in_batches, limits, no_packets, pack, unpack
 from backstop.records import StubStatus
 from backstop.stores.protocol import Scan, Scope, StubStore
 from backstop.verdicts.sources import Sources, reason
@@ -112,7 +112,7 @@ def _read(
     sent_to = {
         (row["topic"], row["broker"]) for found in answered.values() for table in found.sent_to for row in table.to_pylist()
     }
-    packets = reduce(DataFrame.union, frames) if frames else spark.createDataFrame([], PACKETS)
+    packets = reduce(DataFrame.union, frames) if frames else no_packets(spark)
     return Due(packets, read, sent_to, list(answered), buckets)
 
 

@@ -77,10 +77,11 @@ def choose_scans(settings: Settings, sources: Sources, due: Due, partitions: int
 
 def scanned_logs(
     spark: SparkSession, settings: Settings, connections: Connections, scans: Scans, buckets: int
-) -> DataFrame:
-    """Packets of the log rows that were found, by bucket. A part that does not answer gives none."""
+) -> DataFrame | None:
+    """Packets of the log rows that were found, by bucket; `None` when nothing is scanned. A part that does not answer gives
+    none."""
     if not scans.parts:
-        return spark.createDataFrame([], PACKETS)
+        return None
     numbers = spark.range(0, len(scans.parts), 1, len(scans.parts))
     return numbers.mapInArrow(_scan_logs(settings, connections, scans.parts, buckets), PACKETS)
 

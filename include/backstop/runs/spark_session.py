@@ -30,6 +30,8 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
         # A judgement's rows are packets, few and large: compiling its plans costs seconds of every run and saves nothing.
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        # The number of tasks is ours, by how much is due: to plan each stage again changes nothing, and costs a job for each.
+        .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
         # Packed tables are rows of megabytes.
         .config("spark.sql.execution.arrow.maxBytesPerBatch", str(64 * 2**20))

@@ -5,7 +5,9 @@ DuckDB takes some 50 ms for 10,000 deliveries, and no database is loaded by it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import duckdb
@@ -38,11 +40,17 @@ def table(columns: Columns, rows: Sequence[Mapping[str, object]]) -> pa.Table:
     return pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows], schema=arrow_schema(columns))
 
 
+@cache
+def _database(process: int) -> duckdb.DuckDBPyConnection:
+    """This process's own; to open one takes longer than most of our queries. It must not cross a fork."""
+    return duckdb.connect(":memory:", config={"threads": 1, "autoinstall_known_extensions": False})
+
+
 class Engine:
     """One thread's own evaluator; it touches no file and no network."""
 
     def __init__(self) -> None:
-        self._db = duckdb.connect(":memory:", config={"threads": 1, "autoinstall_known_extensions": False})
+        self._db = _database(os.getpid()).cursor()
 
     def run(self, name: str, tables: Mapping[str, Any]) -> Any:
         """The portable text `name` over Arrow tables of its RELATIONS (others are left out) -> an Arrow table."""
