@@ -52,7 +52,9 @@ def look_up(
     return by_bucket.cogroup(logs.repartition(tasks, "bucket").groupBy("bucket")).applyInArrow(prove_and_ask, PACKETS)
 
 
-def _whole(prove_and_ask: Callable[[pa.Table, pa.Table], pa.Table]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _whole(
+    prove_and_ask: Callable[[pa.Table, pa.Table], pa.Table],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The same over all packets of stubs at once, where no logs were scanned."""
 
     def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
