@@ -36,7 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Quick servers (quick_postgres.py), but for files that test how the server itself is made (`REAL_INITDB = True`)."""
+    """Quick servers (quick_postgres.py), but for files that test how the server itself is made (`REAL_INITDB = True`), or what
+    `check` says of its settings (`REAL_SETTINGS = True`)."""
     from backstop_lab.servers import postgres
 
     base = tmp_path_factory.getbasetemp()
@@ -45,7 +46,8 @@ def quick_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
         if not getattr(request.module, "REAL_INITDB", False):
             made = copied_data(shared / "pg", postgres.Postgres._make_data)
             patch.setattr(postgres.Postgres, "_make_data", made)
-            patch.setattr(postgres, "SETTINGS", postgres.SETTINGS.replace(ON_DISK, IN_MEMORY))
+            if not getattr(request.module, "REAL_SETTINGS", False):
+                patch.setattr(postgres, "SETTINGS", postgres.SETTINGS.replace(ON_DISK, IN_MEMORY))
         yield
 
 
