@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quick_postgres import IN_MEMORY, ON_DISK, copied_data
+from quick_postgres import copied_data
 from suite_time import SuiteTime
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,8 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Quick servers (quick_postgres.py), but for files that test how the server itself is made (`REAL_INITDB = True`), or what
-    `check` says of its settings (`REAL_SETTINGS = True`)."""
+    """Quick servers (quick_postgres.py), but for files that test how the server itself is made (`REAL_INITDB = True`)."""
     from backstop_lab.servers import postgres
 
     base = tmp_path_factory.getbasetemp()
@@ -46,8 +45,6 @@ def quick_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
         if not getattr(request.module, "REAL_INITDB", False):
             made = copied_data(shared / "pg", postgres.Postgres._make_data)
             patch.setattr(postgres.Postgres, "_make_data", made)
-            if not getattr(request.module, "REAL_SETTINGS", False):
-                patch.setattr(postgres, "SETTINGS", postgres.SETTINGS.replace(ON_DISK, IN_MEMORY))
         yield
 
 

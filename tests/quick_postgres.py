@@ -1,5 +1,5 @@
-"""Make a test's PostgreSQL cheap: a copy of one data directory (`initdb` takes a second of CPU), logins without thousands of
-rounds of hashing, and no waiting for the disk. A server that is killed loses nothing by that, only a machine would."""
+"""Make a test's PostgreSQL cheap: a copy of one data directory (`initdb` takes a second of CPU), and logins without thousands of
+rounds of hashing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from backstop_lab.servers.postgres import Postgres
 
-ON_DISK, IN_MEMORY = "fsync = on\n", "fsync = off\n"
 MakeData = Callable[[Postgres, tuple[str, ...], tuple[int, int] | None], None]
 
 

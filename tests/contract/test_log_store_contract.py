@@ -29,9 +29,6 @@ ODD = [
 ]
 MICROSECOND = timedelta(microseconds=1)
 
-REAL_SETTINGS = True
-"""`check` reads them."""
-
 
 @pytest.fixture(scope="module", params=WORLDS, ids=lambda world: world.__name__)
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresWorld]:
