@@ -37,6 +37,7 @@ class DutiesByHand:
         self._connections = Connections(resolver=duties.get)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
+        stage.beside = self._check
         self.broken: BaseException | None = None
         self.away: list[str] = []
 
@@ -47,6 +48,10 @@ class DutiesByHand:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise self.broken
 
     def wait_until_quiet(self, seconds: float) -> None:
         """Nothing is open that Backstop, or the person who answers here, has to do."""
@@ -91,8 +96,8 @@ class DutiesByHand:
                     options = dict(answer.inputs)
                     if "ids" in options:
                         options["message_ids"] = [options.pop("ids")]
-                    if "content" in options:
-                        options["content"] = options["content"].encode()
+                    if "secret_content" in options:  # the form's name for it
+                        options["content"] = options.pop("secret_content").encode()
                     decide(
                         control, self._stage.settings, self._connections, case_id, answer.option, "ann", answer.why, options
                     )

@@ -31,6 +31,9 @@ class Names:
         self.asked = 0
         self.code = 0
         self.raw: bytes | None = None
+        self.answered = 0
+        self.then: dict[int, tuple[dict[str, str | None], dict[str, Queues]]] = {}
+        """after so many answers -> the brokers and topics that it knows from then on"""
 
     def __call__(self, peer: Peer, connection: socket.socket) -> None:
         for command in peer.requests(connection):
@@ -42,6 +45,8 @@ class Names:
             written = json.dumps(body).encode() if self.raw is None else self.raw
             if self.dialect:
                 written = written.replace(b'"0": ', b"0:").replace(b'"1": ', b"1:")
+            self.answered += 1
+            self.brokers, self.topics = self.then.get(self.answered, (self.brokers, self.topics))
             connection.sendall(encode(Request(self.code or code, {}, written), command.opaque, flag=ANSWER))
 
     def _route(self, topic: str) -> tuple[int, dict[str, Any]]:
@@ -129,6 +134,33 @@ def test_a_name_server_that_has_just_started_does_not_take_a_topic_away(start: S
     for topic in ("t", "other"):
         with pytest.raises(BrokerUnavailable, match="b"):
             start(half, brokers=["a", "b"]).route(topic)
+
+
+def test_a_broker_that_comes_between_two_answers_takes_no_topic_away(start: Start) -> None:
+    on_both: Queues = {"a": (6, 1, 1), "b": (6, 1, 1)}
+    alone = Names({}, {})
+    alone.then[1] = {"a": A}, {"t": {"a": (6, 1, 1)}}
+    assert len(start(alone).route("t").queues) == 1
+    second = Names({"a": A}, {"t": {"a": (6, 1, 1)}})
+    second.then[1] = {"a": A, "b": B}, {"t": on_both}
+    assert len(start(second, brokers=["a", "b"]).route("t").queues) == 2
+
+
+@pytest.mark.parametrize("answers", [2, 3])
+def test_a_broker_that_goes_between_two_answers_is_not_left_out(start: Start, answers: int) -> None:
+    """Its part of the topic is gone from the route, and the list of the brokers was made a moment before."""
+    names = Names({"a": A, "b": B}, {"t": {"a": (6, 1, 1)}})
+    names.then[answers] = {"a": A}, {"t": {"a": (6, 1, 1)}}
+    with pytest.raises(BrokerUnavailable, match="b"):
+        start(names, brokers=["a", "b"]).route("t")
+    known = Names({"a": A, "b": B}, {"t": {"a": (6, 1, 1)}})
+    known.then[answers] = {"a": A}, {"t": {"a": (6, 1, 1)}}
+    assert start(known, brokers=["a", "b"]).route("t", partial=True).missing == ("b",)
+
+
+def test_a_topic_may_lie_on_some_of_the_brokers(start: Start) -> None:
+    route = start(Names({"a": A, "b": B}, {"t": {"a": (6, 1, 1)}}), brokers=["a", "b"]).route("t")
+    assert [queue.broker for queue in route.queues] == ["a"] and route.missing == ()
 
 
 def test_the_topic_is_there_when_one_name_server_knows_it_and_missing_only_when_all_answered(start: Start) -> None:

@@ -1,7 +1,7 @@
 """Where a topic's queues are: asked of the name servers, believed for some seconds.
 
 A topic that is not there and a cluster that is away are two answers. A name server that has just started knows no broker yet,
-so its "no such topic" counts only when it knows the brokers.
+so its "no such topic" counts only when it knew the brokers before and after it said so; and so does a route without one of them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ from backstop.errors import ConfigurationError
 BELIEVED_SECONDS = 10.0
 MAX_QUEUES = 10_000
 _READ, _WRITE = 4, 2
+_CLUSTER = Ask.GET_BROKER_CLUSTER_INFO
+
+
+class _Refused(Exception):
+    """A name server that answered, and not with what it was asked for."""
 
 
 class NoSuchTopic(Exception):
@@ -96,14 +101,13 @@ class Routes:
         doing = f"looking for the topic {topic}"
         at = time.monotonic()
         try:
-            answer, cluster = self._ask(topic, doing, at + self._seconds if deadline is None else deadline)
+            answer, masters = self._ask(topic, doing, at + self._seconds if deadline is None else deadline)
             if answer.code == Said.TOPIC_NOT_EXIST:
-                self._all_there(_masters(cluster), doing)
+                self._all_there(masters, doing)
                 self.forget(topic)
                 raise NoSuchTopic(topic)
             if answer.code != Said.SUCCESS:
                 raise unavailable(doing, answer.said())
-            masters = _masters(cluster)
             self._require_names(masters)
             if not partial:
                 self._all_there(masters, doing)
@@ -119,8 +123,7 @@ class Routes:
         doing = "looking for the brokers"
         by = time.monotonic() + self._seconds if deadline is None else deadline
         try:
-            _, cluster = self._ask(None, doing, by)
-            masters = _masters(cluster)
+            _, masters = self._ask(None, doing, by)
         except Malformed as error:
             raise unavailable(doing, str(error)) from error
         self._require_names(masters)
@@ -132,31 +135,45 @@ class Routes:
         with self._lock:
             self._known.pop(topic, None)
 
-    def _ask(self, topic: str | None, doing: str, deadline: float) -> tuple[Answer, Answer]:
-        """(route, cluster) of the first name server that knows the topic, else of the last that answered."""
-        requests = [Request(Ask.GET_BROKER_CLUSTER_INFO)]
-        if topic is not None:
-            requests.insert(0, Request(Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}))
+    def _ask(self, topic: str | None, doing: str, deadline: float) -> tuple[Answer, dict[str, str | None]]:
+        """(route, brokers with their masters) of the first name server that knows the topic, else of the first that answered."""
         said: list[str] = []
-        found: tuple[Answer, Answer] | None = None
+        found: tuple[Answer, dict[str, str | None]] | None = None
         servers = self._pool.address.namesrvs
         for place, server in enumerate(servers):
             share = (deadline - time.monotonic()) / (len(servers) - place)  # a silent one leaves time for the others
+            by = time.monotonic() + share
             try:
-                answers = only_answers(self._pool.ask_many(server, requests, time.monotonic() + share))
-            except (Lost, NotSent) as error:
+                answer, masters = self._ask_one(server, topic, by) if topic is not None else self._ask_cluster(server, by)
+            except (Lost, NotSent, _Refused) as error:
                 said.append(str(error))
                 continue
-            if answers[-1].code != Said.SUCCESS:
-                said.append(f"{server}: {answers[-1].said()}")
-                continue
-            if answers[0].code == Said.SUCCESS:
-                return answers[0], answers[-1]
-            found = found or (answers[0], answers[-1])
+            if answer.code == Said.SUCCESS:
+                return answer, masters
+            found = found or (answer, masters)
         if found is None or (said and found[0].code == Said.TOPIC_NOT_EXIST):
             # One that did not answer may be the one that knows it.
             raise unavailable(doing, "; ".join(said))
         return found
+
+    def _ask_one(self, server: str, topic: str, deadline: float) -> tuple[Answer, dict[str, str | None]]:
+        """The topic's route and the brokers, as one name server knows them at one instant.
+
+        It answers two requests in any order, and a broker may come or go between them. A route that names every broker leaves
+        nothing out. For one that does not, those count as known that were so before it was read and after.
+        """
+        asked = [Request(Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}), Request(_CLUSTER)]
+        route, cluster = only_answers(self._pool.ask_many(server, asked, deadline))
+        before = _masters(_good(server, cluster))
+        if route.code == Said.SUCCESS and _brokers_of(route) >= {*before, *(self.brokers or ())}:
+            return route, before
+        [route] = only_answers(self._pool.ask_many(server, asked[:1], deadline))
+        _, after = self._ask_cluster(server, deadline)
+        return route, {name: master for name, master in after.items() if name in before}
+
+    def _ask_cluster(self, server: str, deadline: float) -> tuple[Answer, dict[str, str | None]]:
+        [cluster] = only_answers(self._pool.ask_many(server, [Request(_CLUSTER)], deadline))
+        return cluster, _masters(_good(server, cluster))
 
     def _all_there(self, masters: Mapping[str, str | None], doing: str) -> None:
         if not masters:
@@ -202,6 +219,20 @@ class Routes:
         return Route(
             topic, tuple(sorted(queues, key=lambda queue: queue.number)), {name: masters.get(name) for name in sorted(names)}
         )
+
+
+def _good(server: str, answer: Answer) -> Answer:
+    if answer.code != Said.SUCCESS:
+        raise _Refused(f"{server}: {answer.said()}")
+    return answer
+
+
+def _brokers_of(route: Answer) -> set[str]:
+    """The brokers that have a part of a topic."""
+    try:
+        return {one["brokerName"] for one in route.json()["queueDatas"]}
+    except (KeyError, TypeError) as error:
+        raise Malformed(f"a route that cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _master(broker: Mapping[str, Mapping[str, str]]) -> str | None:
