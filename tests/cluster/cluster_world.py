@@ -112,7 +112,8 @@ class Submitter:
             )  # fmt: skip
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(over,), daemon=True)
-        watcher.start()
+        if self.secrets:
+            watcher.start()
         job = Job(process, log)
         try:
             yield job
@@ -121,7 +122,8 @@ class Submitter:
                 kill_if_there(pid)
             process.wait()
             over.set()
-            watcher.join()
+            if self.secrets:
+                watcher.join()
 
     def run(self, duty: str, run: Any, settings: Mapping[str, Any], urls: Mapping[str, str]) -> str:
         """The log of a job that ended well."""

@@ -50,7 +50,6 @@ def masters(cluster: Cluster, packed: Path, events: Path) -> dict[str, dict[str,
     options = {"spark.executor.memory": "1g", "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     elsewhere = {"conf": {**conf, **options}, "archives": str(packed)}
     return {
-        "local": {"conn_type": "spark", "host": "local[2]"},
         "standalone": {"conn_type": "spark", "host": f"spark://{LOOPBACK}", "port": cluster.port, "extra": elsewhere},
         "local-cluster": {"conn_type": "spark", "host": "local-cluster[2,1,1024]", "extra": elsewhere},
     }

@@ -12,6 +12,7 @@ import psycopg2
 import pytest
 from cluster_world import Cluster, Submitter, passwords
 
+from backstop.config.connections import Connections
 from backstop.records import Counts
 from backstop.runs.run import close_run, open_run
 from backstop_lab.servers.postgres import Postgres
@@ -67,10 +68,26 @@ def judge(submitter: Submitter, made: System, during: Callable[[Any], None] | No
         control.close()
 
 
+def judge_here(spark: Any, made: System) -> int:
+    """As `judge`, by the threads of this process."""
+    from spark_jobs.reconcile import run as job
+
+    control = made.control()
+    try:
+        run = open_run(control, "reconcile", "*", made.settings, dry_run=True)
+        try:
+            job(spark.newSession(), made.settings, Connections(resolver=made.urls.get), run)
+        finally:
+            close_run(control, run, "failed", Counts())
+        return run.run_id
+    finally:
+        control.close()
+
+
 @pytest.fixture(scope="module")
-def by_threads(judged: System, masters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]]:
+def by_threads(judged: System, spark: Any) -> tuple[list[Any], list[Any]]:
     """What local[2] stages."""
-    run_id = judge(Submitter(masters["local"], tmp_path_factory.mktemp("local")), judged)
+    run_id = judge_here(spark, judged)
     return judged.rows("control", STAGED, run_id), judged.rows("control", OUTCOMES, run_id)
 
 
@@ -106,7 +123,7 @@ def test_reconcile_stages_the_same_rows_on_local_cluster(
 
 
 def test_an_executor_lost_after_the_reading_fails_the_run_and_the_next_one_is_right(
-    judged: System, by_threads: tuple[list[Any], list[Any]], masters: dict[str, Any], cluster: Cluster, tmp_path: Path
+    judged: System, by_threads: tuple[list[Any], list[Any]], masters: dict[str, Any], cluster: Cluster, spark: Any, tmp_path: Path
 ) -> None:
     submitter = Submitter(masters["standalone"], tmp_path, cluster.secret)
     holder = psycopg2.connect(judged.urls["billing_db"])
@@ -127,7 +144,7 @@ def test_an_executor_lost_after_the_reading_fails_the_run_and_the_next_one_is_ri
         holder.close()
     assert judged.rows("control", "SELECT state FROM run WHERE run_id = %s", lost) == [("failed",)]
     assert judged.rows("control", STAGED, lost) == []
-    again = judge(Submitter(masters["local"], tmp_path), judged)
+    again = judge_here(spark, judged)
     assert judged.rows("control", STAGED, again) == by_threads[0]
 
 
@@ -166,8 +183,7 @@ def test_an_executor_killed_while_publishing_sends_no_number_twice_and_leaves_no
     never_twice(world)
     world.expire_claims()
     world.set("policy", "rate_limit", to=2000)
-    with world.run() as run:
-        Submitter(masters["local"], tmp_path).run("resend", run, world.written, world.urls)
+    world.resend()
     never_twice(world)
     assert set(world.requests()) <= {"sent", "not_needed", "unknown"}, world.requests()
     assert world.sql("producer_a", "SELECT count(*) FROM message_stub WHERE attempt_token IS NOT NULL") == [(0,)]
