@@ -80,4 +80,4 @@ def test_nothing_is_waited_for_when_what_goes_on_beside_the_story_has_failed() -
 
 
 def test_the_demos_settings_are_accepted(tmp_path: Path) -> None:
-    assert load(write_config(tmp_path / "backstop.yaml")).policy_for("orders").recheck.total_seconds() == 4.0
+    assert load(write_config(tmp_path / "backstop.yaml")).policy_for("orders").recheck.total_seconds() == 10.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backstop_lab.demo.lose import BURST, DRAIN_SECONDS, NOT_YET, RUN_SECONDS
-from backstop_lab.demo.stage import Stage
+from backstop_lab.demo.stage import CALLED, Stage
 from backstop_lab.faults.stores import flush_leases, make_due_at_once, store_away
 from backstop_lab.shop.ledger import Key
 from backstop_lab.shop.mishap import HEADERS, KILLED, LEASE_KILLED, WOKE_UP, WOKEN_LATE
@@ -81,14 +81,15 @@ def slow_group_and_store_away(stage: Stage) -> None:
     stage.done("billing", keys, DRAIN_SECONDS)
     stage.drained(DRAIN_SECONDS, "billing")
     database = stage.stores["billing"].rpartition("/")[2]
-    with store_away(stage.platform.postgres.admin_dsn(), database):
+    with store_away(stage.platform.postgres.admin_dsn(), database), stage.wants_runs("reconcile", "sweep", at_once=True):
         make_due_at_once(list(stage.shards.values()), keys)
         wait_for(
             "A run that could not read billing's logs", lambda: stage.unread("billing", keys) == AWAY,
             RUN_SECONDS, lambda: f"{AWAY - stage.unread('billing', keys)} messages without that verdict",
         )  # fmt: skip
-    wait_for(
-        "Several runs while shipping stood still", lambda: stage.judged_since(begun) >= SLOW_RUNS,
-        2 * RUN_SECONDS, lambda: f"{stage.judged_since(begun)} of {SLOW_RUNS} runs",
-    )  # fmt: skip
+    with stage.wants_runs(*CALLED, at_once=True):
+        wait_for(
+            "Several runs while shipping stood still", lambda: stage.judged_since(begun) >= SLOW_RUNS,
+            2 * RUN_SECONDS, lambda: f"{stage.judged_since(begun)} of {SLOW_RUNS} runs",
+        )  # fmt: skip
     stage.groups["shipping"].resume()

@@ -17,9 +17,10 @@ import yaml
 from backstop_lab.broker_kinds import EMBEDDED, KINDS
 from backstop_lab.demo.accounting import machine, run_checker
 from backstop_lab.demo.answer_questions import PERSON, AnsweringPerson
+from backstop_lab.demo.call_for_runs import CallForRuns
 from backstop_lab.demo.scenario import SECONDS_A_MESSAGE, play
-from backstop_lab.demo.settle_down import DUTIES, QUESTIONS, let_it_finish
-from backstop_lab.demo.stage import Stage
+from backstop_lab.demo.settle_down import QUESTIONS, let_it_finish
+from backstop_lab.demo.stage import CALLED, Stage
 from backstop_lab.faults.stores import change
 from backstop_lab.platform import PROJECT, Platform
 from backstop_lab.servers.airflow import ADMIN
@@ -30,22 +31,20 @@ QUIET_SECONDS = 900.0
 AIRFLOW = "Airflow (beside the traffic)"
 PARALLELISM = 8
 """Tasks at once: most of them wait for a database or for Spark."""
-RECHECK = "4s"
+RECHECK = "10s"
 """A delivery that waits is judged again no sooner: with less each run judges everything that is under way."""
 SOONER = {"retry_after": "1s", "sweep_interval": "2s"}
 """A demo waits for each of these; a platform that stays up must not be kept busy by them."""
 LAST_RUNS_SECONDS = 300.0
 SCHEDULES = {
-    # As often as two cores can: a run that finds nothing due costs them the start of a process.
-    "BACKSTOP_RECONCILE_SCHEDULE": "8s",
-    # Nobody reconciles by hand here; while a run is at work, each that began beside it would only be refused.
-    "BACKSTOP_RECONCILE_AT_ONCE": "1",
-    "BACKSTOP_RESEND_SCHEDULE": "20s",
-    "BACKSTOP_SWEEP_SCHEDULE": "30s",
-    "BACKSTOP_TRIAGE_SCHEDULE": "30s",
-    # Woken by whoever opens a case or writes an alert.
-    "BACKSTOP_ASK_SCHEDULE": "60s",
-    "BACKSTOP_ALERTS_SCHEDULE": "60s",
+    # Started when they would find something to do (call_for_runs.py); on a schedule of seconds most runs find nothing.
+    "BACKSTOP_RECONCILE_SCHEDULE": "none",
+    "BACKSTOP_SWEEP_SCHEDULE": "none",
+    "BACKSTOP_TRIAGE_SCHEDULE": "none",
+    # Woken by whoever asks for a resend, opens a case or writes an alert.
+    "BACKSTOP_RESEND_SCHEDULE": "1h",
+    "BACKSTOP_ASK_SCHEDULE": "1h",
+    "BACKSTOP_ALERTS_SCHEDULE": "1h",
     "BACKSTOP_RETRY_SECONDS": "1",
     "BACKSTOP_LOOK_AGAIN_SECONDS": "60",
     # A Spark driver lives for seconds here: the second compiler would cost more than it ever gives back.
@@ -70,7 +69,7 @@ class StartingAirflow:
                 platform.airflow.env.update({**platform.environment(), **SCHEDULES, **self._environment})
                 platform.airflow.users = {ADMIN: "admin", PERSON: "op"}
                 platform.airflow.start()
-                for duty in (*DUTIES, QUESTIONS):
+                for duty in (*CALLED, QUESTIONS):
                     platform.airflow.api.unpause(duty)
         except BaseException as error:  # noqa: BLE001 - raised again by `wait`, in the thread that can act
             self._error = error
@@ -78,6 +77,9 @@ class StartingAirflow:
     def wait(self) -> None:
         self._thread.join()
         self.check()
+
+    def is_up(self) -> bool:
+        return not self._thread.is_alive() and self._error is None
 
     def check(self) -> None:
         """Raises why Airflow did not start."""
@@ -108,6 +110,7 @@ def tell(stage: Stage, messages: int) -> dict[str, Any]:
     receivers = AlertReceivers(stage.received)
     receivers.start()
     airflow = StartingAirflow(stage, receivers.environment())
+    stage.call_for_runs = CallForRuns(stage, airflow.is_up).look
     person = AnsweringPerson(stage, lambda: stage.platform.airflow.api_of(PERSON), airflow.wait)
     try:
         person.start()

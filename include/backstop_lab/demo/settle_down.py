@@ -5,12 +5,11 @@ from __future__ import annotations
 from time import monotonic
 
 from backstop_lab.demo.answer_questions import AnsweringPerson
-from backstop_lab.demo.stage import Stage
+from backstop_lab.demo.stage import CALLED, Stage
 from backstop_lab.faults.stores import change
 from backstop_lab.servers.airflow_api import AirflowApi
 from backstop_lab.shop.wait_for import wait_for
 
-DUTIES = ("reconcile", "resend", "sweep", "triage", "ask_people", "deliver_alerts")
 QUESTIONS = "decide_case"
 """The DAG whose runs wait for people; it has no schedule."""
 ANSWERED = ("dead_letters", "mass_loss", "repeated_failure")
@@ -19,7 +18,8 @@ ANSWERED = ("dead_letters", "mass_loss", "repeated_failure")
 
 def wait_until_quiet(stage: Stage, person: AnsweringPerson, seconds: float) -> None:
     """Every stub is confirmed, voided, held by an open case or quarantined, no request is open, and so on: still_open."""
-    wait_for("Quiet", lambda: not still_open(stage, person), seconds, lambda: str(still_open(stage, person)), every=1.0)
+    with stage.wants_runs(*CALLED):
+        wait_for("Quiet", lambda: not still_open(stage, person), seconds, lambda: str(still_open(stage, person)), every=1.0)
 
 
 def still_open(stage: Stage, person: AnsweringPerson) -> dict[str, int]:
@@ -81,7 +81,7 @@ def stop_duties(stage: Stage, api: AirflowApi, seconds: float) -> None:
     """No new run begins, and none is cut short.
 
     A paused DAG does not go on with the run it is in, except for tasks that were handed out already: so the moment to pause
-    is when no run of ours is open. Airflow's own runs begin every few seconds, and most of them find nothing due.
+    is when no run of ours is open.
     """
     deadline = monotonic() + seconds
     while True:
@@ -89,16 +89,16 @@ def stop_duties(stage: Stage, api: AirflowApi, seconds: float) -> None:
             "The end of the last runs", lambda: not open_runs(stage), max(1.0, deadline - monotonic()),
             lambda: str(open_runs(stage)), every=0.1,
         )  # fmt: skip
-        for duty in DUTIES:
+        for duty in CALLED:
             api.pause(duty)
         wait_for(
-            "The end of the last tasks", lambda: not any(handed_out(api, dag) for dag in (*DUTIES, QUESTIONS)),
-            max(1.0, deadline - monotonic()), lambda: str([handed_out(api, dag) for dag in (*DUTIES, QUESTIONS)]), every=0.1,
+            "The end of the last tasks", lambda: not any(handed_out(api, dag) for dag in (*CALLED, QUESTIONS)),
+            max(1.0, deadline - monotonic()), lambda: str([handed_out(api, dag) for dag in (*CALLED, QUESTIONS)]), every=0.1,
         )  # fmt: skip
         if not open_runs(stage):
             return
         # One began just before the pause: it goes on, and another moment is looked for.
-        for duty in DUTIES:
+        for duty in CALLED:
             api.unpause(duty)
 
 
@@ -124,5 +124,5 @@ def let_it_finish(stage: Stage, person: AnsweringPerson, api: AirflowApi, second
         stage.drained(last_runs)
         if not still_open(stage, person):
             return
-        for duty in DUTIES:
+        for duty in CALLED:
             api.unpause(duty)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -27,6 +28,8 @@ from backstop_lab.shop.wait_for import wait_for
 from backstop_lab.shop.workers import ConsumerGroup, ProducerProcess, demo_broken
 
 _SQL = load_sql("backstop_lab.shop", "business.sql")
+CALLED = ("reconcile", "triage", "sweep", "resend", "ask_people", "deliver_alerts")
+"""The duties that repair, decide and report; a demo starts them when they have something to do (call_for_runs.py)."""
 log = logging.getLogger(__name__)
 
 
@@ -41,6 +44,14 @@ def lease_redis(group: GroupSettings) -> str:
     return group.leases.redis
 
 
+@dataclass(frozen=True)
+class RunsWanted:
+    """The duties whose runs the story waits for; `at_once`: without waiting for what else they will be needed for."""
+
+    duties: tuple[str, ...] = ()
+    at_once: bool = False
+
+
 class Stage:
     """One demo's processes over a running platform. `folder` gets logs, private files, ledger and places.json."""
 
@@ -53,6 +64,9 @@ class Stage:
         self.seconds: dict[str, float] = {}
         self.beside: Callable[[], None] = lambda: None
         """Raises when what goes on beside the story has failed: it would be waited for in vain."""
+        self.runs_wanted = RunsWanted()
+        self.call_for_runs: Callable[[], None] = lambda: None
+        """Starts what is wanted when there is something to do (call_for_runs.py); every wait calls it."""
         self.conditions = Conditions(folder / "conditions")
         self.received = folder / "received"
         """Where the messages of alerts are kept that came (receive_alerts.py)."""
@@ -148,6 +162,15 @@ class Stage:
         yield
         self.seconds[phase] = round(self.seconds.get(phase, 0.0) + monotonic() - started, 1)
 
+    @contextmanager
+    def wants_runs(self, *duties: str, at_once: bool = False) -> Iterator[None]:
+        """Meanwhile runs of these duties are started when they would find something to do."""
+        self.runs_wanted = RunsWanted(duties, at_once)
+        try:
+            yield
+        finally:
+            self.runs_wanted = RunsWanted()
+
     def maker(self, shard: str, topic: str) -> Make:
         """What has so many messages of a topic made and sent, and tells their ids."""
         return lambda count: self.producers[shard].make(topic, count, tell=True)
@@ -210,6 +233,7 @@ class Stage:
     def watch(self) -> None:
         """Raises DemoBroken when a process that nobody killed has ended, and what `beside` raises."""
         self.beside()
+        self.call_for_runs()
         for group in self.groups.values():
             if group.broken:
                 raise demo_broken(group.broken, "Read its log in build/demo/processes.")
