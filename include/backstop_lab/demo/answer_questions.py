@@ -1,4 +1,4 @@
-"""Answers what Airflow asks people, through its own API, as somebody who looks every second: `ann`, who may decide.
+"""Answers what Airflow asks people, through its own API, as somebody who looks every other second: `ann`, who may decide.
 
 An answer is lost on its way into Airflow when it comes before the scheduler has heard that the process that asked is gone: a
 second on an idle machine, several on a busy one. So she waits until the task has come to rest, and takes her time to read.
@@ -17,7 +17,7 @@ from backstop_lab.demo.stage import Stage
 from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable, Json
 
 PERSON = "ann"
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 2.0
 READS_FOR = 10.0
 AT_REST = "awaiting_input"
 TAKEN = 409

@@ -28,23 +28,20 @@ def still_open(stage: Stage, person: AnsweringPerson) -> dict[str, int]:
     if person.broken is not None:
         raise person.broken
     found = open_stubs(stage)
-    for name, statement in OPEN.items():
-        [(number,)] = change(stage.control, statement, (list(ANSWERED),) if "%s" in statement else ())
-        if number:
-            found[name] = int(number)
+    found |= {str(name): int(number) for name, number in change(stage.control, OPEN, {"answered": list(ANSWERED)}) if number}
     pairs = ((topic, group) for topic, groups in stage.topics.items() for group in groups)
     if letters := stage.broker_faults.letters_waiting(pairs):
         found["dead letters in the broker"] = letters
     return found
 
 
-OPEN = {
-    "resend requests": "SELECT count(*) FROM resend_request WHERE state IN ('open', 'claimed')",
-    "dead letters": "SELECT count(*) FROM dead_letter WHERE state IN ('open', 'replaying')",
-    "batches not acknowledged": "SELECT count(*) FROM drain_batch WHERE acknowledged_at IS NULL",
-    "cases to be answered": "SELECT count(*) FROM case_file WHERE state = 'open' AND kind = ANY (%s)",
-    "alerts": "SELECT count(*) FROM alert WHERE delivered_at IS NULL AND ended IS NULL",
-}
+OPEN = """
+    SELECT 'resend requests', count(*) FROM resend_request WHERE state IN ('open', 'claimed')
+    UNION ALL SELECT 'dead letters', count(*) FROM dead_letter WHERE state IN ('open', 'replaying')
+    UNION ALL SELECT 'batches not acknowledged', count(*) FROM drain_batch WHERE acknowledged_at IS NULL
+    UNION ALL SELECT 'cases to be answered', count(*) FROM case_file WHERE state = 'open' AND kind = ANY (%(answered)s)
+    UNION ALL SELECT 'alerts', count(*) FROM alert WHERE delivered_at IS NULL AND ended IS NULL
+"""
 """What else must have come to its end, in the control database."""
 
 
