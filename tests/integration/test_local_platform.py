@@ -23,26 +23,10 @@ from backstop_lab.broker_kinds import EMBEDDED
 from backstop_lab.demo.run import new_platform
 from backstop_lab.platform import BACKSTOP_DATABASES, Platform
 from backstop_lab.run_main import INTERRUPTED
-from backstop_lab.servers.airflow import Airflow
 from backstop_lab.servers.child import descendants, is_alive
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from backstop_lab.supervise import supervisor
-
-HELLO = """
-from airflow.sdk import dag, task
-
-@dag(schedule=None)
-def hello():
-    @task
-    def greet():
-        import os
-        print("greeting", os.environ["GREETING"])
-    greet()
-
-hello()
-"""
-
 
 REAL_INITDB = True
 
@@ -298,44 +282,6 @@ def test_stopping_and_starting_again_loses_nothing_even_when_a_port_was_taken(tm
         second.stop()
 
 
-def test_airflow_runs_a_dag_for_the_generated_login_and_leaves_no_process(
-    tmp_path: Path, postgres: Postgres
-) -> None:
-    dags, plugins = tmp_path / "dags", tmp_path / "plugins"
-    dags.mkdir()
-    plugins.mkdir()
-    (dags / "hello.py").write_text(HELLO)
-    password = postgres.create_role("airflow")
-    postgres.create_database("airflow", owner="airflow")
-    dsn = postgres.dsn("airflow", password, "airflow")
-    airflow = Airflow(tmp_path / "home", dags, plugins, dsn, {"GREETING": "the-value"})
-    others = set(descendants(os.getpid()))
-    with airflow:
-        assert airflow.ready
-        own = [child for child in descendants(os.getpid()) if is_alive(child)]
-        assert set().union(*(listening_addresses(pid) for pid in own)) <= {LOOPBACK, MAPPED_LOOPBACK}
-        kept_secrets = json.loads((airflow.home / "secrets.json").read_text()).values()
-        assert not [
-            secret for secret in (password, airflow.password, *kept_secrets) if secret in command_lines()
-        ]
-        airflow.api.unpause("hello")
-        run = airflow.api.trigger("hello")
-        assert airflow.api.wait("hello", run, 600) == "success"
-        assert [(task["task_id"], task["state"]) for task in airflow.api.task_instances("hello", run)] == [
-            ("greet", "success")
-        ]
-        assert "greeting the-value" in airflow.api.task_log("hello", run, "greet")
-        assert airflow.api.import_errors() == []
-        running = [pid for pid in descendants(os.getpid()) if pid not in others and is_airflow(pid)]
-        assert len(running) >= 3
-    assert not [
-        pid for pid in running if is_alive(pid) and "postgres" not in Path(f"/proc/{pid}/comm").read_text()
-    ]
-    assert not (tmp_path / "home" / "standalone_admin_password.txt").exists()
-    for name in ("secrets.json", "passwords.json"):
-        assert stat.S_IMODE((airflow.home / name).stat().st_mode) == 0o600
-
-
 def belonging(folder: Path) -> list[str]:
     """The command lines of the processes that work in a folder, or name it."""
     found = []
@@ -379,9 +325,29 @@ def test_ctrl_c_ends_the_demo_and_all_that_it_started_without_a_traceback(tmp_pa
     assert belonging(folder) == []
 
 
+def check_airflow(platform: Platform, pid: int) -> None:
+    """The platform's Airflow listens on the loopback only, shows no secret and runs a DAG for the generated login."""
+    airflow = platform.airflow
+    assert listening_addresses(pid) <= {LOOPBACK, MAPPED_LOOPBACK}
+    assert len([child for child in descendants(pid) if is_airflow(child)]) >= 4
+    kept_secrets = json.loads((airflow.home / "secrets.json").read_text()).values()
+    shown = command_lines()
+    assert not [secret for secret in (*secrets_of(platform), airflow.password, *kept_secrets) if secret in shown]
+    assert not (airflow.home / "standalone_admin_password.txt").exists()
+    for name in ("secrets.json", "passwords.json"):
+        assert stat.S_IMODE((airflow.home / name).stat().st_mode) == 0o600
+    # Of a topic of its own, it runs beside those of the schedule.
+    run = airflow.api.trigger("reconcile", {"topic": "refunds"})
+    assert airflow.api.wait("reconcile", run, 600) == "success"
+    tasks = {task["task_id"]: task["state"] for task in airflow.api.task_instances("reconcile", run)}
+    assert set(tasks.values()) == {"skipped"}
+    assert "Skipping task." in airflow.api.task_log("reconcile", run, "open_run")
+    assert airflow.api.import_errors() == []
+
+
 def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_killed(tmp_path: Path) -> None:
-    """Ctrl-C while it starts stops all of it; up, its DAGs run on the intervals of backstop.yaml, all of Airflow is healthy,
-    and the command line works at once."""
+    """Ctrl-C while it starts stops all of it, and so does `down` after its supervisor was killed; up, its DAGs run on the
+    intervals of backstop.yaml, all of Airflow is healthy, and the command line works at once."""
 
     def command(what: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -402,6 +368,22 @@ def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_kil
     assert belonging(tmp_path) == []
     assert "is not up" in command("status").stdout
 
+    orphaned = started(["backstop_lab", "up", "--root", str(tmp_path)])
+    wait_for_file(tmp_path / "airflow" / "triggerer.pid", orphaned)  # the last of its processes
+    killed = supervisor(tmp_path)
+    assert killed is not None
+    family = descendants(killed)
+    assert len([child for child in family if is_airflow(child)]) >= 4
+    os.kill(killed, signal.SIGKILL)
+    _, errors = orphaned.communicate(timeout=60)
+    assert orphaned.returncode != 0 and "The platform did not start" in errors
+    assert [member for member in family if is_alive(member)]
+    (tmp_path / "ready.json").write_text("{}")  # as one that was ready leaves it
+    assert command("down").returncode == 0
+    assert not [member for member in family if is_alive(member)]
+    assert belonging(tmp_path) == []
+    assert command("status").returncode == 3 and not (tmp_path / "ready.json").exists()
+
     up = command("up")
     assert up.returncode == 0, up.stderr
     assert "admin / " in up.stdout
@@ -411,7 +393,8 @@ def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_kil
     family = [pid, *descendants(pid)]
     assert command("up").returncode == 0
     assert supervisor(tmp_path) == pid
-    api = Platform(tmp_path).airflow.api
+    platform = Platform(tmp_path)
+    api = platform.airflow.api
     assert api.healthy("metadatabase", "scheduler", "triggerer", "dag_processor")
     deadline = time.monotonic() + 120
     while len(dags := {dag["dag_id"]: dag for dag in api.dags()}) < len(list((platform_module.PROJECT / "dags").glob("*.py"))):
@@ -419,6 +402,7 @@ def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_kil
         time.sleep(0.2)
     assert [name for name, dag in dags.items() if dag["is_paused"]] == []
     assert [dags[name]["timetable_summary"] for name in ("reconcile", "sweep")] == ["0:00:10", "0:00:05"]
+    check_airflow(platform, pid)
     asked = tmp_path / "asked.sh"
     asked.write_text("#!/bin/sh\nexec backstop check --json\n")
     asked.chmod(0o755)
@@ -431,12 +415,5 @@ def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_kil
         text=True, timeout=60, check=False,
     )  # fmt: skip
     assert sourced.returncode == 0, sourced.stderr
-    assert command("down").returncode == 0
-    assert not [member for member in family if is_alive(member)]
-    assert command("up").returncode == 0
-    killed = supervisor(tmp_path)
-    assert killed is not None
-    family = descendants(killed)
-    os.kill(killed, signal.SIGKILL)
     assert command("down").returncode == 0
     assert not [member for member in family if is_alive(member)]

@@ -25,6 +25,8 @@ from backstop_lab.servers.ports import LOOPBACK, free_port
 ADMIN = "admin"
 START_SECONDS = 600.0
 """Half a minute on two idle cores; a machine that is busy with other work is no reason to give up."""
+ASK_SECONDS = 0.25
+"""Between two questions whether it is ready: the api-server answers each with the core that the others need to start."""
 STOP_SECONDS = 15.0
 MIGRATE_SECONDS = 300.0
 
@@ -109,7 +111,7 @@ class Airflow:
                     [sys.executable, "-m", *arguments], env=settings, cwd=self.home
                 )
                 (self.home / f"{name}.pid").write_text(str(self._children[name].pid))
-            self._children["api-server"].wait_until(self._ready_or_ended, START_SECONDS)
+            self._children["api-server"].wait_until(self._ready_or_ended, START_SECONDS, ASK_SECONDS)
         except BaseException:
             self.stop()
             raise

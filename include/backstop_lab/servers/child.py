@@ -64,8 +64,9 @@ class Child:
         finally:
             os.close(descriptor)
 
-    def wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Return when `ready()` holds; raise LocalServerError when the process ends or the time is over."""
+    def wait_until(self, ready: Callable[[], bool], seconds: float, every: float = POLL_SECONDS) -> None:
+        """Return when `ready()` holds, asked once in `every` seconds; raise LocalServerError when the process ends or the time
+        is over."""
         deadline = time.monotonic() + seconds
         while not ready():
             if not self.running:
@@ -74,7 +75,7 @@ class Child:
                 raise self._error(
                     f"was not ready after {seconds:.0f} s", f"read {self.log}\n{self.last_lines()}"
                 )
-            time.sleep(POLL_SECONDS)
+            time.sleep(every)
 
     def send(self, number: signal.Signals) -> None:
         if self._process is not None and self.running:
