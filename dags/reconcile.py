@@ -3,13 +3,17 @@
 Reads every due stub and its groups' logs, gives each delivery one verdict, and requests a resend of
 what is lost. It publishes nothing: the DAG `resend` does that.
 
-    open_run >> judge (Spark) >> audit_judged >> promote >> audit_requests >> close_run
+    open_run >> revisit >> judge (Spark) >> audit_judged >> promote >> audit_requests >> close_run
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run and counts what is due. The rest is skipped if nothing is due, or if
-  this run was scheduled and the previous scheduled run still works. Red: a run of the same scope is
-  alive (wait for it), or a database is down (restart it).
+- **open_run** opens the run and counts what is due. The rest is skipped if this run was scheduled
+  and the previous scheduled run still works. Red: a run of the same scope is alive (wait for it), or
+  the control database is down (restart it).
+- **revisit** ends attempts that nobody settled in time, judges the messages of open cases again, and
+  confirms exhausted stubs whose work is done by now; also when nothing is due, and then the rest is
+  skipped. Red: a database is down, or the log says what happened; clear it, or let the next run do
+  it.
 - **judge** reads, judges and stages; it promotes nothing. Red: the last lines of the log say what
   happened, what is unaffected and what to do; clear it to judge again.
 - **audit_judged** checks the staged stubs, logs and verdicts. Red: the buttons Data Docs show the
@@ -40,7 +44,7 @@ from datetime import timedelta
 
 from backstop.airflow.duty_dag import check, close_run, duty_dag, instant, one_of_all, switch, tear_down, with_links
 from backstop.airflow.links import DataDocsLink
-from backstop.airflow.reconcile import JUDGED, audit_judged, open_run, promote
+from backstop.airflow.reconcile import JUDGED, audit_judged, open_run, promote, revisit
 from backstop.airflow.schedule import every
 from backstop.airflow.spark_operator import SparkDutyOperator
 from backstop.airflow.wake import wake_after_failure
@@ -68,7 +72,7 @@ def reconcile() -> None:
     requests = check("audit_requests", "requests", opened, "What the promotion wrote.")
     closed = tear_down(close_run(opened=opened), opened)
 
-    opened >> judged >> staged >> promoted >> requests >> closed
+    opened >> with_links(revisit(opened=opened)) >> judged >> staged >> promoted >> requests >> closed
     promoted >> wake_after_failure() >> closed
 
 

@@ -56,7 +56,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from backstop.airflow import triage as steps
-from backstop.airflow.duty_dag import HANDED, duty_dag, one_of_all, switch, tear_down, with_links
+from backstop.airflow.duty_dag import HANDED, check, close_run, duty_dag, one_of_all, switch, tear_down, with_links
 from backstop.airflow.schedule import every
 from backstop.airflow.wake import wake_after_failure
 
@@ -73,15 +73,15 @@ from backstop.airflow.wake import wake_after_failure
 def triage() -> None:
     opened = steps.open_run()
     drained = with_links(steps.drain(opened=opened))
-    stored = steps.check("audit_drained", "letters_drained", opened)
+    stored = check("audit_drained", "letters_drained", opened, "What the drain stored.")
     classified = steps.ClassifyOperator(
         task_id="classify", duty="classify", opened=opened, execution_timeout=timedelta(hours=1)
     )
-    causes = steps.check("audit_causes", "causes", opened)
+    causes = check("audit_causes", "causes", opened, "What was staged.")
     promoted = with_links(steps.promote(opened=opened))
     decided = with_links(steps.decide_and_apply(opened=HANDED))
-    decisions = steps.check("audit_decisions", "letters_decided", opened)
-    closed = tear_down(steps.close_run(opened=opened), opened)
+    decisions = check("audit_decisions", "letters_decided", opened, "What was decided.")
+    closed = tear_down(close_run(opened=opened), opened)
 
     opened >> drained >> [stored, classified]
     classified >> causes >> promoted

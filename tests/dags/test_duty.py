@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +17,15 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.execution_time.task_runner import _serialize_outlet_events
 
+from backstop import duties
 from backstop.airflow import notify
 from backstop.airflow import steps as duty
 from backstop.airflow.control_room import control_room
-from backstop.airflow.reconcile import promote_judged
-from backstop.airflow.resend import count_due
 from backstop.airflow.wake import WORK, wake_duties
 from backstop.cases.questions import choose
+from backstop.duties import duty_named
 from backstop.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
+from backstop.resend.work import ResendInput
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from receivers import endpoint
@@ -91,13 +93,21 @@ def control(server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def opened(due: int = 1, duty_name: str = "reconcile") -> dict[str, Any]:
-    run = duty.open_duty(duty_name, None, False, lambda room, run: due)
+    with pytest.MonkeyPatch.context() as patched:
+        counting(patched, lambda work: due, duty_name)
+        run = duty.open_duty(duty_name)
     assert run is not None
     return run
 
 
+def counting(patched: pytest.MonkeyPatch, due: Callable[[Any], int | None], name: str = "sweep") -> None:
+    """The duty counts like this."""
+    counted = replace(duty_named(name), due=due)
+    patched.setattr(duties, "duty_named", lambda _: counted)
+
+
 def test_with_nothing_due_the_run_is_recorded_and_everything_else_is_skipped(control: Control) -> None:
-    assert duty.open_duty("reconcile", None, False, lambda room, run: 0) is None
+    assert duty.open_duty("resend", ResendInput()) is None
     assert control.rows("SELECT state, counts FROM run") == [("done", {"due": 0})]
     assert control.rows("SELECT * FROM duty_lease") == []
 
@@ -118,16 +128,19 @@ def test_a_second_run_of_one_scope_is_refused(control: Control) -> None:
 
 def test_a_topic_that_nobody_configured_is_refused(control: Control) -> None:
     with pytest.raises(ConfigurationError, match="order"):
-        duty.open_duty("reconcile", "ordres", False, lambda room, run: 1)
+        duty.open_duty("reconcile", scope=duty.scope_of("ordres"))
     assert control.rows("SELECT * FROM run") == []
 
 
-def test_a_store_that_is_away_at_the_start_leaves_an_incomplete_run_and_no_lease(control: Control) -> None:
-    def away(room: Any, run: Any) -> int:
+def test_a_store_that_is_away_at_the_start_leaves_an_incomplete_run_and_no_lease(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(work: Any) -> int:
         raise StoreUnavailable("shop_b is away.", kept="Its stubs are.", next_step="Bring it back.")
 
     with pytest.raises(StoreUnavailable):
-        duty.open_duty("reconcile", None, False, away)
+        counting(monkeypatch, away)
+        duty.open_duty("sweep")
     ((state, error),) = control.rows("SELECT state, error FROM run")
     assert state == "incomplete"
     assert "shop_b is away" in error
@@ -137,7 +150,7 @@ def test_a_store_that_is_away_at_the_start_leaves_an_incomplete_run_and_no_lease
 def test_a_run_is_closed_as_done_with_what_it_did(control: Control) -> None:
     run = opened(3)
     control.stage(run["run_id"])
-    assert duty.close(run, [])["state"] == "done"
+    assert duty.close(run, duty.Ended())["state"] == "done"
     state, counts, error = control.run(run["run_id"])
     assert (state, error) == ("done", None)
     assert counts == {"due": 3, "confirmed": 3}
@@ -147,7 +160,7 @@ def test_a_run_that_could_not_read_everything_is_incomplete_and_ends_red(control
     run = opened()
     control.stage(run["run_id"], complete=False)
     with pytest.raises(AirflowFailException, match="shard shop_b"):
-        duty.close(run, [])
+        duty.close(run, duty.Ended())
     assert control.run(run["run_id"])[0] == "incomplete"
     assert control.rows("SELECT * FROM duty_lease") == []
 
@@ -155,7 +168,7 @@ def test_a_run_that_could_not_read_everything_is_incomplete_and_ends_red(control
 def test_a_run_with_a_failed_task_is_failed_and_names_it_and_ends_red(control: Control) -> None:
     run = opened()
     with pytest.raises(AirflowFailException, match="audit_requests, promote"):
-        duty.close(run, ["promote", "audit_requests"])
+        duty.close(run, duty.Ended(["audit_requests", "promote"]))
     state, _, error = control.run(run["run_id"])
     assert state == "failed"
     assert error == "failed tasks: audit_requests, promote"
@@ -164,9 +177,22 @@ def test_a_run_with_a_failed_task_is_failed_and_names_it_and_ends_red(control: C
 def test_a_run_whose_job_missed_a_store_is_incomplete_not_failed(control: Control) -> None:
     run = opened(duty_name="resend")
     with pytest.raises(AirflowFailException):
-        duty.close(run, ["claim_publish_settle"], away=True)
+        duty.close(run, duty.Ended(["claim_publish_settle"], away={"claim_publish_settle": "shop_b is away."}))
     state, _, error = control.run(run["run_id"])
-    assert (state, error) == ("incomplete", "failed tasks: claim_publish_settle")
+    assert (state, error) == ("incomplete", "claim_publish_settle: shop_b is away.")
+
+
+def test_a_run_of_which_one_task_missed_a_store_and_another_broke_is_failed(control: Control) -> None:
+    """A task that could not start because another one failed says nothing by itself."""
+    tasks = duty.Ended(["audit", "job", "last"], blocked=["last"], away={"job": "shop_b is away."})
+    run = opened(duty_name="resend")
+    with pytest.raises(AirflowFailException):
+        duty.close(run, tasks)
+    assert control.run(run["run_id"])[::2] == ("failed", "failed tasks: audit, job, last. away: job: shop_b is away.")
+    run = opened(duty_name="resend")
+    with pytest.raises(AirflowFailException):
+        duty.close(run, duty.Ended(["job", "last"], blocked=["last"], away={"job": "shop_b is away."}))
+    assert control.run(run["run_id"])[0] == "incomplete"
 
 
 def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(control: Control, tmp_path: Path) -> None:
@@ -181,8 +207,8 @@ def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(control: Contro
 
 def test_a_task_that_wakes_up_after_its_run_was_closed_does_nothing(control: Control) -> None:
     run = opened()
-    duty.close(run, [])
-    for step in (lambda: duty.check("verdicts", run), lambda: promote_judged(run), lambda: duty.close(run, [])):
+    duty.close(run, duty.Ended())
+    for step in (lambda: duty.check("verdicts", run), lambda: duty.do(run, "promote"), lambda: duty.close(run, duty.Ended())):
         with pytest.raises(RunLost):
             step()
     assert control.rows("SELECT * FROM data_check") == []
@@ -294,7 +320,7 @@ def test_every_suite_of_a_phase_runs_and_the_first_that_does_not_hold_is_raised(
 
 def test_resend_counts_what_may_go_now(control: Control) -> None:
     """`orders` is in mode observe here, `payments` and `refunds` in repair."""
-    due = lambda: duty.open_duty("resend", None, False, count_due)  # noqa: E731
+    due = lambda: duty.open_duty("resend", ResendInput())  # noqa: E731
     control.request("orders")
     control.request("payments", due="1h")
     control.request("payments", "claimed", due="1h")
@@ -308,6 +334,6 @@ def test_resend_counts_what_may_go_now(control: Control) -> None:
     run = due()
     assert run is not None
     assert run["due"] == 1
-    duty.close(run, [])
+    duty.close(run, duty.Ended())
     control.rows("INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'me', 'test')")
     assert due() is None

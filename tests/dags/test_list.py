@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backstop.airflow.resend import resend_listed
+from backstop.airflow.resend import listed
 from backstop.config.people import PeopleSettings
 from backstop.errors import DecisionRefused
 
@@ -22,7 +22,7 @@ from backstop.errors import DecisionRefused
 )  # fmt: skip
 def test_who_may_not_decide_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, people: str, login: str | None) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
-    room: Any = SimpleNamespace(settings=SimpleNamespace(people=PeopleSettings.model_validate(yaml.safe_load(people))))
+    settings: Any = SimpleNamespace(people=PeopleSettings.model_validate(yaml.safe_load(people)))
     run: Any = SimpleNamespace(dry_run=False)
     with pytest.raises(DecisionRefused, match="may not send a list"):
-        resend_listed("orders", "m-1", login, "lost", "manual__1")(room, run)
+        listed("orders", "m-1", login, "lost", "manual__1").require_allowed(settings, run)

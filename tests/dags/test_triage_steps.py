@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from backstop.airflow import replay_incident as incident
 from backstop.airflow import triage
 from backstop.airflow.deciders import may_trigger
-from backstop.airflow.steps import SOMETHING_AWAY
+from backstop.airflow.steps import SOMETHING_AWAY, Ended, close
 from backstop.brokers.open import open_broker
 from backstop.config.people import PeopleSettings
 from backstop.dead_letters.classify import rules_of
@@ -72,9 +72,9 @@ def test_a_letter_goes_through_the_steps_and_nothing_is_due_afterwards(world: Wo
     assert triage.drain.function(opened, Handed())["stored"] == 1
     assert triage.classify_few(opened, below=1) == 1, "as many as asks for Spark are not classified here"
     assert triage.classify_few(opened, below=2) == 1
-    triage.promote.function(opened)
+    triage.promote.function(opened, Handed())
     assert triage.decide(opened, Handed())["escalated"] == 1
-    done = triage.close_triage(opened, [], [])
+    done = close(opened, Ended())
     assert done["state"] == "done"
     assert (letters(world)["m"]["category"], letters(world)["m"]["state"]) == ("poison", "open")
     # It is looked at again later, because its work may be done by then; until that hour nothing is due.
@@ -88,7 +88,7 @@ def decided(world: World, message_id: str) -> dict[str, Any]:
     world.control("UPDATE dead_letter SET classified_by = %s", (rules_of(world.settings).version,))
     opened = triage.open_triage(None, False)
     assert opened is not None and triage.decide(opened, Handed())["escalated"] >= 1
-    triage.close_triage(opened, [], [])
+    close(opened, Ended())
     look_now(world)
     return letters(world)[message_id]
 
@@ -153,7 +153,7 @@ def test_a_broker_that_is_away_stops_no_step_and_ends_the_run_incomplete(world: 
     assert "broker embedded" in handed.values[SOMETHING_AWAY]
     assert triage.decide(opened, Handed())["replaying"] == 1
     with pytest.raises(AirflowFailException, match="broker embedded"):
-        triage.close_triage(opened, [], [handed.values[SOMETHING_AWAY]])
+        close(opened, Ended(away={"drain": handed.values[SOMETHING_AWAY]}))
     ((state, error),) = world.control("SELECT state, error FROM run WHERE run_id = %s", (opened["run_id"],))
     assert state == "incomplete" and "broker embedded" in error
     # With nothing stored that is due, nobody knows what is in the queues: that is not "nothing to do".
@@ -174,7 +174,7 @@ def test_a_consumer_database_that_is_away_leaves_letters_unclassified_and_the_ru
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://127.0.0.1:1/none")
     triage.classify_few(opened, below=100)
     with pytest.raises(AirflowFailException, match="billing"):
-        triage.close_triage(opened, [], [])
+        close(opened, Ended())
     assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [("incomplete",)]
     assert letters(world)["m"]["category"] is None
 
@@ -184,7 +184,7 @@ def test_a_failed_task_ends_the_run_failed(world: World) -> None:
     opened = triage.open_triage("orders", False)
     assert opened is not None
     with pytest.raises(AirflowFailException, match="failed tasks: promote"):
-        triage.close_triage(opened, ["promote"], ["a broker"])
+        close(opened, Ended(["promote"], away={"drain": "a broker"}))
     assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [("failed",)]
 
 

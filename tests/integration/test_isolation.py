@@ -20,9 +20,9 @@ from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.errors import PromotionFailed, Unavailable
 from backstop.named_sql import load
-from backstop.reconcile.begin import begin
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
+from backstop.reconcile.run_once import RECONCILE, ReconcileInput
 from backstop.reconcile.stage import (
     STAGED_VERDICT,
     connect_staging,
@@ -34,6 +34,7 @@ from backstop.reconcile.stage import (
 from backstop.records import ID_HEADER, Counts, Key
 from backstop.resend.request import Ask, ask
 from backstop.resend.work import run_duty as resend
+from backstop.runs.duty import Work, do_step
 from backstop.runs.run import EndState, close_run, open_run
 from backstop.stores.postgresql_logs import PostgresLogs
 from backstop.stores.postgresql_stubs import PostgresStubs
@@ -105,7 +106,9 @@ def reconcile(world: System, keys: Sequence[Key]) -> None:
     run = open_run(conn, "reconcile", "*", world.settings)
     state: EndState = "failed"
     try:
-        begin(world.settings, world.connections, conn, run)
+        work = Work(RECONCILE, world.settings, world.connections, conn, run, ReconcileInput(lambda: None))
+        for step in ("recover", "revisit"):
+            do_step(work, step)
         assert count_due(world.settings, world.connections, run.as_of).total > 0
         with Judge(world.settings, world.connections, conn) as judge:
             judgement = judge.judgement(keys)

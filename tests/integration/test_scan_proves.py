@@ -17,7 +17,7 @@ from backstop.reconcile.judge import judge
 from backstop.reconcile.promote import promote
 from backstop.reconcile.prove import prove
 from backstop.reconcile.run_once import run_once
-from backstop.reconcile.run_proof import open_proof
+from backstop.reconcile.run_proof import scope_now
 from backstop.records import Counts, Key
 from backstop.runs.run import close_run, open_run
 from backstop.stores import postgresql_scan
@@ -256,7 +256,7 @@ def test_a_proof_over_a_store_that_changed_is_incomplete(
     monkeypatch.setattr(PostgresLogs, "continues", lambda *_: False)
     control = world.control()
     now = datetime.now(UTC)
-    run = open_proof(control, world.settings, "orders", now - timedelta(hours=1), now)
+    run = open_run(control, "prove", scope_now(control, world.settings, "orders", now - timedelta(hours=1), now), world.settings)
     assert prove(spark, world.settings, world.connections, control, run).answer is Answer.INCOMPLETE
     control.close()
 

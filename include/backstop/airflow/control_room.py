@@ -1,4 +1,4 @@
-"""What a task works with: the settings, connections from Airflow, the control database, and the run that an earlier task opened.
+"""What a task works with: the settings, connections from Airflow, and the control database.
 
 Nothing of backstop, and no driver, is imported before a task runs: DAG files import this module.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from backstop.config.connections import Connections
     from backstop.config.settings import Settings
-    from backstop.runs.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -79,19 +78,6 @@ def url_from_airflow(connection_id: str) -> str | None:
         return connection.get_uri()
     fields = ("conn_type", "host", "login", "password", "port", "schema")
     return json.dumps({name: getattr(connection, name) for name in fields} | {"extra": connection.extra_dejson})
-
-
-@contextmanager
-def opened_run(opened: Mapping[str, Any]) -> Iterator[tuple[Room, Run]]:
-    """The run that an earlier task opened, kept alive meanwhile. Raises RunLost when it is not ours any
-    more."""
-    from backstop.runs.control import connect
-    from backstop.runs.run import find, keep_alive
-
-    with control_room() as room:
-        run = find(room.control, int(opened["run_id"]), str(opened["token"]))
-        with keep_alive(lambda: connect(room.settings, room.connections), run):
-            yield room, run
 
 
 def docs_folder() -> Path:

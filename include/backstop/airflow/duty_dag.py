@@ -86,8 +86,7 @@ def run_check(suite: str, opened: Any) -> str:
 @task(retries=2)
 def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
     """Tear-down: done, incomplete or failed."""
-    failed = steps.failed_tasks(context)
-    return steps.close(opened, failed, away=steps.away(context, failed))
+    return steps.close(opened, steps.ended(context))
 
 
 def tear_down(closed: Any, opened: Any) -> Any:

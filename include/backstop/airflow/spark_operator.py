@@ -71,7 +71,11 @@ class SparkDutyOperator(BaseOperator):
 
     def execute(self, context: Any) -> None:
         """Submit and wait; the job's own exit code decides. Raises ConfigurationError when the master is not
-        as meant."""
+        as meant, AirflowSkipException when nothing is due."""
+        if self.opened["due"] is None:
+            from airflow.sdk.exceptions import AirflowSkipException
+
+            raise AirflowSkipException("nothing is due")
         if self.here is not None and int(self.opened["due"]) < spark_from():
             self._do_here(context)
             return
@@ -82,7 +86,7 @@ class SparkDutyOperator(BaseOperator):
                 self._submit(private)
         except Exception:
             if self._exit_code() == AWAY:
-                context["ti"].xcom_push(key=SOMETHING_AWAY, value=True)
+                context["ti"].xcom_push(key=SOMETHING_AWAY, value="the log of the task names what did not answer")
             raise
         finally:
             shutil.rmtree(private)
@@ -103,8 +107,8 @@ class SparkDutyOperator(BaseOperator):
         assert self.here is not None
         try:
             log.info("backstop: %s", self.here(self.opened))
-        except Unavailable:
-            context["ti"].xcom_push(key=SOMETHING_AWAY, value=True)
+        except Unavailable as error:
+            context["ti"].xcom_push(key=SOMETHING_AWAY, value=error.what)
             raise
 
     def on_kill(self) -> None:

@@ -8,50 +8,99 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from backstop.airflow.control_room import Room, control_room, docs_folder, log_errors, opened_run
+from backstop.airflow.control_room import Room, control_room, docs_folder, log_errors
 
 if TYPE_CHECKING:
-    from backstop.runs.run import EndState, Run
+    from backstop.runs.duty import Work
 
 SOMETHING_AWAY = "something_away"
-"""XCom key: the task failed because a store or broker did not answer, after it had done all else."""
+"""XCom key: what did not answer a task, which did all else."""
 
 log = logging.getLogger(__name__)
 
 Opened = dict[str, Any]
-"""run_id, token, dry_run, no_send, due: what one task hands to the next."""
+"""What one task hands to the next: run_id, token, dry_run, no_send, due (null: nothing), and away: what did not answer, if
+anything."""
 
 
 @log_errors
 def open_duty(
-    duty: str, topic: str | None, dry_run: bool, count: Callable[[Room, Run], int],
-    *, start: str | None = None, end: str | None = None, no_send: bool = False,
+    name: str, given: Any = None, *, scope: str | Callable[[Room], str] = "*", dry_run: bool = False, no_send: bool = False,
 ) -> Opened | None:  # fmt: skip
-    """Opens a run over a topic (null: all) and the stubs created since `start` and before `end` (null: open); counts what is
-    due. Null: nothing is due, and the run is recorded as done.
+    """Opens a run of this duty and counts what is due. Null: nothing is, and the run is recorded as done.
 
-    Raises RunRefused while another run of this duty and scope lives, and whatever `count` raises: the run is
-    then closed as failed (or incomplete, when something did not answer).
+    `scope`: a function may refuse what was asked for by the settings. Raises as `runs.duty.open_due`.
     """
-    from datetime import datetime
-
-    from backstop.records import Counts
-    from backstop.runs.run import close_run, open_run
-    from backstop.runs.scope import name_of
+    from backstop.duties import duty_named
+    from backstop.runs.duty import open_due
 
     with control_room() as room:
+        found = open_due(
+            duty_named(name), room.settings, room.connections, room.control, given,
+            scope=scope if isinstance(scope, str) else scope(room), dry_run=dry_run, no_send=no_send,
+        )  # fmt: skip
+        if found is None:
+            return None
+        work, missed = found
+        run, due = work.run, work.due if work.duty.due is not None else 1
+        opened = {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "no_send": no_send, "due": due}
+        return opened | ({} if missed is None else {"away": missed.what})
+
+
+@log_errors
+def do(opened: Opened, step: str, given: Any = None, *, ti: Any = None, raises: bool = True) -> dict[str, int]:
+    """Does one step of an opened run; returns its counts. What did not answer goes to the task that closes the run.
+
+    `raises` false: the task is green all the same, because those after it can do without.
+    """
+    from backstop.errors import Unavailable
+    from backstop.runs.duty import do_step
+
+    counts: dict[str, int] = {}
+    try:
+        with opened_work(opened, given) as work:
+            counts = work.counts
+            do_step(work, step)
+            counts = work.counts
+    except Unavailable as error:
+        if ti is not None:
+            ti.xcom_push(key=SOMETHING_AWAY, value=error.what)
+        if raises:
+            raise
+        log.error("backstop what: %s", error.what)
+    return dict(counts)
+
+
+@contextmanager
+def opened_work(opened: Mapping[str, Any], given: Any = None) -> Iterator[Work[Any]]:
+    """The run that an earlier task opened, kept alive meanwhile. Raises RunLost when it is not ours any more."""
+    from backstop.duties import duty_named
+    from backstop.runs.duty import Work
+    from backstop.runs.run import find, keep_alive
+
+    with control_room() as room:
+        run = find(room.control, int(opened["run_id"]), str(opened["token"]))
+        work = Work(duty_named(run.duty), room.settings, room.connections, room.control, run, given)
+        with keep_alive(work.connect, run) as work.lost:
+            yield work
+
+
+def scope_of(topic: str | None, start: str | None = None, end: str | None = None) -> Callable[[Room], str]:
+    """A topic (null: all) and the stubs created since `start` and before `end` (null: open)."""
+
+    def scope(room: Room) -> str:
+        from datetime import datetime
+
+        from backstop.runs.scope import name_of
+
         require_topic(room, topic)
         since, before = (datetime.fromisoformat(text) if text else None for text in (start, end))
-        scope = name_of([topic] if topic else None, since, before)
-        run = open_run(room.control, duty, scope, room.settings, dry_run=dry_run, no_send=no_send)
-        with closed_on_error(room, run):
-            due = count(room, run)
-        if due == 0:
-            close_run(room.control, run, "done", Counts(due=0))
-            return None
-        return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "no_send": no_send, "due": due}
+        return name_of([topic] if topic else None, since, before)
+
+    return scope
 
 
 def require_topic(room: Room, topic: str | None) -> None:
@@ -66,22 +115,6 @@ def require_topic(room: Room, topic: str | None) -> None:
         )
 
 
-@contextmanager
-def closed_on_error(room: Room, run: Run) -> Iterator[None]:
-    """A run whose counting fails is closed as failed, or as incomplete when something did not answer."""
-    from backstop.errors import Unavailable
-    from backstop.records import Counts
-    from backstop.runs.run import close_run
-
-    try:
-        yield
-    except BaseException as error:
-        room.control.rollback()
-        state: EndState = "incomplete" if isinstance(error, Unavailable) else "failed"
-        close_run(room.control, run, state, Counts(), error=str(error))
-        raise
-
-
 def or_skip(opened: Opened | None, why: str) -> Opened:
     """The run, or AirflowSkipException when there is nothing to do, which skips all that follows."""
     from airflow.sdk.exceptions import AirflowSkipException
@@ -91,16 +124,24 @@ def or_skip(opened: Opened | None, why: str) -> Opened:
     return opened
 
 
-def away(context: Mapping[str, Any], failed: list[str]) -> bool:
-    """Whether what failed did so because something did not answer: the run is then incomplete, not broken."""
-    return any(context["ti"].xcom_pull(task_ids=task, key=SOMETHING_AWAY) for task in failed)
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Tasks of a DAG run: those that failed, those of them that could not start because another one did, and by task what did
+    not answer."""
+
+    failed: list[str] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)
+    away: dict[str, str] = field(default_factory=dict)
 
 
-def failed_tasks(context: Mapping[str, Any]) -> list[str]:
-    """The tasks of this DAG run that failed, or could not start because another one did."""
-    task = context["ti"]
-    states = task.get_task_states(dag_id=task.dag_id, run_ids=[task.run_id]).get(task.run_id, {})
-    return sorted(name for name, state in states.items() if str(state) in ("failed", "upstream_failed"))
+def ended(context: Mapping[str, Any]) -> Ended:
+    """How the tasks before this one ended."""
+    ti = context["ti"]
+    states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id]).get(ti.run_id, {})
+    blocked = sorted(name for name, state in states.items() if str(state) == "upstream_failed")
+    failed = sorted([name for name, state in states.items() if str(state) == "failed"] + blocked)
+    said = {name: ti.xcom_pull(task_ids=name, key=SOMETHING_AWAY) for name in states}
+    return Ended(failed, blocked, {name: str(what) for name, what in said.items() if what})
 
 
 @log_errors
@@ -114,19 +155,24 @@ def check(suite: str, opened: Opened) -> str:
 def check_all(suites: Sequence[str], opened: Opened) -> list[str]:
     """Runs the suites of one phase in one process, each to its end; returns their reports.
 
-    Raises the AuditFailed of the first suite that does not hold, after all of them have run.
+    Raises the AuditFailed of the first suite that does not hold, after all of them have run; AirflowSkipException in a dry run
+    that wrote nothing to check.
     """
+    from airflow.sdk.exceptions import AirflowSkipException
+
     from backstop.errors import AuditFailed
     from backstop.quality import run_suite
 
     reports: list[str] = []
     failed: list[AuditFailed] = []
-    with opened_run(opened) as (room, run):
-        repair = [name for name, topic in room.settings.topics.items() if topic.mode == "repair"]
-        url = room.connections.url(room.settings.control)
+    with opened_work(opened) as work:
+        if not all(work.duty.includes(suite, dry_run=work.run.dry_run) for suite in suites):
+            raise AirflowSkipException("a dry run wrote nothing to check")
+        repair = [name for name, topic in work.settings.topics.items() if topic.mode == "repair"]
+        url = work.connections.url(work.settings.control)
         for suite in suites:
             try:
-                reports.append(run_suite(suite, url, run.run_id, None, docs_folder(), repair_topics=repair).report)
+                reports.append(run_suite(suite, url, work.run.run_id, None, docs_folder(), repair_topics=repair).report)
             except AuditFailed as error:
                 log.error("backstop: %s", error.what)
                 failed.append(error)
@@ -136,36 +182,33 @@ def check_all(suites: Sequence[str], opened: Opened) -> list[str]:
 
 
 @log_errors
-def close(opened: Opened, failed: list[str], *, away: bool = False) -> dict[str, Any]:
-    """Closes the run as done, incomplete (not everything answered: `away`) or failed (these tasks failed);
-    returns its summary.
+def close(opened: Opened, tasks: Ended) -> dict[str, Any]:
+    """Closes the run as its tasks ended; returns its summary.
 
     Raises AirflowFailException for a run that is not done, so that it ends red at once: what it did stays valid,
     and trying to close it again could not help.
     """
     from airflow.sdk.exceptions import AirflowFailException
 
-    from backstop.errors import Unavailable
+    from backstop.errors import BackstopError, Unavailable
     from backstop.reports.runs import counts_of
-    from backstop.runs.run import close_run, find
+    from backstop.runs.duty import close as close_work
 
-    with control_room() as room:
-        run = find(room.control, int(opened["run_id"]), str(opened["token"]))
-        missed: Unavailable | None = None
-        if not failed and run.duty == "reconcile":
-            from backstop.reconcile.require_reachable import require_all_reachable
-
-            try:
-                require_all_reachable(room.control, run)
-            except Unavailable as error:
-                missed = error
-        state: EndState = "incomplete" if missed or (failed and away) else "failed" if failed else "done"
-        error_text = f"failed tasks: {', '.join(sorted(failed))}" if failed else str(missed) if missed else None
-        counts = counts_of(room.control, run.run_id, int(opened["due"]))
-        close_run(room.control, run, state, counts, error=error_text)
-    if missed:
-        log.error("backstop what: %s", missed.what)
-    if state != "done":
+    away = dict(tasks.away) | ({"open_run": opened["away"]} if "away" in opened else {})
+    said = [f"failed tasks: {', '.join(tasks.failed)}"] * bool(tasks.failed)
+    said += [f"away: {'; '.join(f'{name}: {what}' for name, what in away.items())}"] * bool(away)
+    errors: list[BaseException] = [
+        Unavailable(f"{name}: {what}", kept="", next_step="") for name, what in away.items()
+    ]
+    # One that only did not get an answer is no failure, nor are those that waited for it.
+    broken = [name for name in tasks.failed if name not in away and not (away and name in tasks.blocked)]
+    errors += [AirflowFailException(". ".join(said))] * bool(broken)
+    with opened_work(opened) as work:
+        counts = counts_of(work.control, work.run.run_id, int(opened["due"] or 0))
+        state, worst = close_work(work, errors, counts)
+    if worst is not None:
+        text = worst.what if isinstance(worst, BackstopError) else str(worst)
+        log.error("backstop what: %s", text)
         # This task alone decides what Airflow calls the DAG run: a tear-down that counts takes the place of every other end.
-        raise AirflowFailException(error_text) from missed
-    return {"run_id": run.run_id, "state": state, **counts}
+        raise AirflowFailException(text) from worst
+    return {"run_id": work.run.run_id, "state": state, **counts}

@@ -9,7 +9,7 @@ from typing import Any
 from airflow.sdk import TriggerRule, task
 
 from backstop.airflow import steps
-from backstop.airflow.control_room import control_room, log_errors, opened_run
+from backstop.airflow.control_room import Room
 from backstop.airflow.wake import WORK, wake_duties
 
 log = logging.getLogger(__name__)
@@ -18,40 +18,28 @@ log = logging.getLogger(__name__)
 @task(retries=0)
 def open_run(params: dict[str, Any]) -> dict[str, Any]:
     """Set-up: the run, its lease and its token; skips everything when no lease ended."""
-    return steps.or_skip(open_sweep([params["group"]] if params["group"] else [], params["dry_run"]), "no lease ended")
+    return steps.or_skip(open_sweep(params["group"], params["dry_run"]), "no lease ended")
 
 
-@log_errors
-def open_sweep(groups: list[str], dry_run: bool) -> steps.Opened | None:
-    """Opens a sweep over these groups (none: all) and counts, in milliseconds, what ended. Null: nothing did."""
-    from backstop.records import Counts
-    from backstop.runs.run import close_run, open_run
-    from backstop.sweep.parts import parts_of
-    from backstop.sweep.run_once import count_before, scope_of_groups
+def open_sweep(group: str | None, dry_run: bool) -> steps.Opened | None:
+    """A sweep over one group (null: all)."""
 
-    with control_room() as room:
-        parts_of(room.settings, groups or None)
-        run = open_run(room.control, "sweep", scope_of_groups(groups), room.settings, dry_run=dry_run)
-        with steps.closed_on_error(room, run):
-            counted = count_before(room.settings, room.connections, room.control, run)
-            idle = not counted.leases and not counted.is_sample_due
-            if idle:
-                counted.require_reachable()
-        if idle:
-            close_run(room.control, run, "done", Counts(due=0))
-            return None
-        return {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "no_send": False, "due": counted.leases}
+    def scope(room: Room) -> str:
+        from backstop.sweep.parts import parts_of
+        from backstop.sweep.run_once import scope_of_groups
+
+        groups = [group] if group else None
+        parts_of(room.settings, groups)  # refuses a group that there is not
+        return scope_of_groups(groups)
+
+    return steps.open_duty("sweep", scope=scope, dry_run=dry_run)
 
 
-@log_errors
 def sweep_here(opened: steps.Opened) -> dict[str, int]:
     """What spark_jobs/sweep.py does, part after part in this process. Raises Unavailable, after all else was done, as it does."""
-    from backstop.sweep.run_once import in_this_process, sweep_all
+    from backstop.sweep.run_once import SweepInput
 
-    with opened_run(opened) as (room, run):
-        tell = (lambda told: log.info("backstop would %s", told)) if run.dry_run else None
-        spread = in_this_process(room.settings, room.connections, run, tell)
-        return dict(sweep_all(room.settings, room.connections, room.control, run, spread))
+    return steps.do(opened, "sweep", SweepInput(lambda told: log.info("backstop would %s", told)))
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, outlets=[WORK])

@@ -1,4 +1,4 @@
-"""The duty deliver_alerts: one look at the outbox as a run of its own, which fails when nobody can be told."""
+"""The duty deliver_alerts: send what waits in the outbox."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ from backstop.config.settings import Settings
 from backstop.errors import AlertsUndelivered, ConfigurationError
 from backstop.named_sql import load
 from backstop.records import Counts
-from backstop.runs.control import connect
-from backstop.runs.run import close_run, keep_alive, open_run
+from backstop.runs.duty import Duty, Step, Work, walk_duty
 
 _SQL = load("backstop.alerts", "alerts.sql")
-DUTY = "deliver_alerts"
+
+
+def send(work: Work[None]) -> None:
+    """Delivers what waits."""
+    work.record(deliver(work.settings, work.connections, work.control))
+
+
+def require_told(work: Work[None]) -> None:
+    """Raises AlertsUndelivered when alerts wait that somebody should be told of and no channel takes them; also when there is no
+    channel at all, unless `alerts.none_wanted` says that this is meant."""
+    if missed := undelivered(work.settings, work.connections, work.control):
+        raise missed
+
+
+def forget(work: Work[None]) -> None:
+    """Messages and runs of this duty that tell nobody anything any more."""
+    with work.control, work.control.cursor() as cursor:
+        cursor.execute(_SQL["forget_messages"])
+        cursor.execute(_SQL["forget_runs"])
+
+
+DELIVER_ALERTS = Duty(
+    "deliver_alerts",
+    steps=(Step("deliver", send), Step("require_told", require_told, goes_on="always"), Step("forget", forget)),
+    unaffected="Every alert stays in the outbox; one that was sent just now may be sent again.",
+    next_step="Bring it back; the next run sends what waits.",
+)
 
 
 def run_once(settings: Settings, connections: Connections) -> Counts:
-    """Delivers what waits. Safe to run twice; a second one at the same moment is refused (RunRefused).
-
-    Raises AlertsUndelivered, after all that could be sent was sent, when alerts wait that somebody should be told of and no
-    channel takes them; also when there is no channel at all, unless `alerts.none_wanted` says that this is meant.
-    """
-    conn = connect(settings, connections)
-    try:
-        run = open_run(conn, DUTY, "*", settings)
-        try:
-            with keep_alive(lambda: connect(settings, connections), run):
-                counts = deliver(settings, connections, conn)
-                missed = undelivered(settings, connections, conn)
-        except BaseException as error:
-            conn.rollback()
-            close_run(conn, run, "failed", Counts(), error=str(error))
-            raise
-        with conn, conn.cursor() as cursor:
-            cursor.execute(_SQL["forget_messages"])
-            cursor.execute(_SQL["forget_runs"])
-        close_run(conn, run, "failed" if missed else "done", counts, error=missed.what if missed else None)
-    finally:
-        conn.close()
-    if missed:
-        raise missed
-    return counts
+    """The whole duty in this process, as `walk_duty`; it fails while nobody can be told."""
+    return walk_duty(DELIVER_ALERTS, settings, connections, None).counts
 
 
 def undelivered(settings: Settings, connections: Connections, conn: Any) -> AlertsUndelivered | None:

@@ -9,10 +9,9 @@ is looked at anew, in a run of its own, and people are told once a day of each i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
-
-import psycopg2
 
 from backstop.audit.day import Day, day_of
 from backstop.audit.look_at_consumers import look_at_consumers
@@ -21,11 +20,11 @@ from backstop.audit.look_at_producers import look_at_producers
 from backstop.audit.record import Look, record
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable, Unavailable
+from backstop.errors import StoreUnavailable
 from backstop.named_sql import load
 from backstop.records import Counts
-from backstop.runs.control import connect
-from backstop.runs.run import DEAD_AFTER, Run, add_counts, close_run, keep_alive, open_run
+from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
+from backstop.runs.run import DEAD_AFTER, Run, add_counts
 
 _SQL = load("backstop.audit", "queries.sql")
 
@@ -38,8 +37,8 @@ def look_everywhere(settings: Settings, connections: Connections, control: Any, 
         lambda: look_at_consumers(settings, connections, control, day),
     )
     counts = Counts()
-    for look in parts:
-        counts += record(control, run, day, look())
+    for part in parts:
+        counts += record(control, run, day, part())
     add_counts(control, run, counts)
     return counts
 
@@ -57,34 +56,32 @@ def require_complete(control: Any, run: Run) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AuditInput:
+    """`day` null: yesterday (UTC)."""
+
+    day: date | None = None
+
+
+def look(work: Work[AuditInput]) -> None:
+    """Every invariant at every place; each part records what it found."""
+    day = day_of(work.settings, work.run.as_of, work.input.day)
+    work.counts += look_everywhere(work.settings, work.connections, work.control, work.run, day)
+    require_complete(work.control, work.run)
+
+
+AUDIT = Duty(
+    "audit",
+    # What was read is checked also when something was away.
+    steps=(Step("look", look, goes_on="when_away"), Check("audit")),
+    unaffected="Nothing was changed.",
+    next_step="Bring it back, then run the audit again.",
+)
+
+
 def run_duty(
-    settings: Settings, connections: Connections, *, day: date | None = None, audit: Callable[[Run, str], None] | None = None,
+    settings: Settings, connections: Connections, *, day: date | None = None, audit: RunCheck | None = None,
     dead_after: timedelta = DEAD_AFTER,
 ) -> Counts:  # fmt: skip
-    """The whole duty without an orchestrator; `day` null: yesterday (UTC). `audit` runs a suite of data checks.
-
-    Raises AuditFailed when an invariant does not hold, Unavailable when something was not read; the run is closed with it.
-    """
-    control = connect(settings, connections)
-    try:
-        run = open_run(control, "audit", "*", settings, dead_after=dead_after)
-        try:
-            with keep_alive(lambda: connect(settings, connections), run):
-                counts = look_everywhere(settings, connections, control, run, day_of(settings, run.as_of, day))
-                if audit is not None:
-                    audit(run, "audit")
-                require_complete(control, run)
-        except BaseException as error:
-            control.rollback()
-            close_run(control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error))
-            raise
-        close_run(control, run, "done", Counts())
-        return counts
-    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        raise StoreUnavailable(
-            f"The control database ({settings.control}) did not answer: {str(error).splitlines()[0]}.",
-            kept="Nothing was changed.",
-            next_step="Bring it back, then run the audit again.",
-        ) from error
-    finally:
-        control.close()
+    """The whole duty in this process, as `walk_duty`; raises AuditFailed when an invariant does not hold."""
+    return walk_duty(AUDIT, settings, connections, AuditInput(day), dead_after=dead_after, check=audit).counts

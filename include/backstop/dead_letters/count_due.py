@@ -11,7 +11,7 @@ from backstop.config.settings import Settings
 from backstop.dead_letters.ask_reader import Unreadable, ask_reader
 from backstop.dead_letters.classify import rules_of
 from backstop.dead_letters.drain import groups_of
-from backstop.errors import BrokerUnavailable, Unavailable
+from backstop.errors import BrokerUnavailable, StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.runs.run import Run
 from backstop.runs.scope import topics_of
@@ -76,11 +76,18 @@ def count_stored(settings: Settings, control: Any, run: Run, at_most: int = COUN
     return to_classify, to_decide, ended
 
 
-def unread(control: Any, run: Run) -> list[str]:
+def unread_logs(control: Any, run: Run) -> Unavailable | None:
     """What the run's classification could not read: the letters that needed it wait."""
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["unread"], {"run_id": run.run_id})
-        return [detail for (detail,) in cursor.fetchall()]
+        missed = [detail for (detail,) in cursor.fetchall()]
+    if not missed:
+        return None
+    return StoreUnavailable(
+        f"Not every log could be read: {'; '.join(missed)}",
+        kept="The dead letters that need it wait, unclassified; the others were classified.",
+        next_step="Bring it back; the next run classifies them.",
+    )
 
 
 def _has_letters(broker: Any, queue: str) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -21,13 +22,14 @@ from backstop.dead_letters.apply import granted_requests, is_granted, leave_case
 from backstop.dead_letters.evidence import read_letters
 from backstop.dead_letters.measure_radius import is_too_wide
 from backstop.dead_letters.plan_incident import Plan, Wanted, digest_of, plan, read_plan
-from backstop.errors import DecisionRefused, Unavailable
+from backstop.errors import DecisionRefused
 from backstop.named_sql import load
 from backstop.records import Counts, Key
 from backstop.resend.request import Ask, ask, by_incident, ramped_topics
 from backstop.runs.control import connect
 from backstop.runs.decision_log import append
-from backstop.runs.run import DEAD_AFTER, Run, close_run, hold, keep_alive, open_run
+from backstop.runs.duty import Duty, Step, Work, walk_duty
+from backstop.runs.run import DEAD_AFTER, Run, hold
 from backstop.runs.scope import name_of
 from backstop.runs.speaker import people_for, require_may
 
@@ -138,39 +140,66 @@ def _ask_for(
     return counts
 
 
+@dataclass(frozen=True, slots=True)
+class IncidentInput:
+    """`wanted`: what to plan, or the number of a stored plan. `approved`: somebody said yes to it; a text is the digest of what
+    they saw. `plans`: the plan that was found or made."""
+
+    wanted: Wanted | int
+    mode: Mode
+    who: str
+    approved: bool | str = False
+    show: Callable[[Plan], None] = lambda _: None
+    plans: list[Plan] = field(default_factory=list)
+
+
+def find_plan(work: Work[IncidentInput]) -> None:
+    """Plans, or takes the stored plan, and shows it. DecisionRefused when another plan was approved."""
+    given = work.input
+    if isinstance(given.wanted, int):
+        found = read_plan(work.control, given.wanted)
+    else:
+        found = plan(work.settings, work.connections, work.control, work.run, given.wanted)
+    found = replace(found, digest=digest_of(work.control, found.incident_id))
+    given.plans.append(found)
+    given.show(found)
+    if isinstance(given.approved, str) and given.approved != found.digest:
+        raise _refused(
+            f"What was approved ({given.approved}) is not what plan {found.incident_id} holds ({found.digest}).",
+            f"Look at it again, and name its digest: backstop replay --plan {found.incident_id}",
+        )
+
+
+def request_planned(work: Work[IncidentInput]) -> None:
+    """Requests what the plan holds, as the mode says."""
+    given, number = work.input, work.input.plans[0].incident_id
+    work.record(
+        execute(work.settings, work.control, work.run, number, given.mode, given.who, approved=bool(given.approved))
+    )
+
+
+INCIDENT = Duty(
+    DUTY,
+    steps=(Step("plan", find_plan), Step("request", request_planned, in_dry_run=False)),
+    unaffected="What was requested is stored with its plan, and is requested once.",
+    next_step="Bring it back, then give the same command with the plan's number (--plan).",
+)
+
+
 def run_incident(
     settings: Settings, connections: Connections, wanted: Wanted | int, mode: Mode, who: str, *, approved: bool | str = False,
     show: Callable[[Plan], None] = lambda _: None, dead_after: timedelta = DEAD_AFTER,
 ) -> tuple[Plan, Counts]:  # fmt: skip
-    """Plans (or takes the stored plan of this number), shows it, and asks for it as `mode` says, without an orchestrator.
-    `approved`: somebody said yes to it; a text is the digest of what they saw, and another is refused (DecisionRefused)."""
-    control = connect(settings, connections)
-    try:
+    """The whole duty in this process, as `walk_duty`; returns the plan as it is afterwards."""
+    with closing(connect(settings, connections)) as control:
         topic = read_plan(control, wanted).topic if isinstance(wanted, int) else wanted.topic
-        run = open_run(control, DUTY, name_of([topic]), settings, dry_run=mode == "dry_run", dead_after=dead_after)
-        try:
-            with keep_alive(lambda: connect(settings, connections), run):
-                if isinstance(wanted, int):
-                    found = read_plan(control, wanted)
-                else:
-                    found = plan(settings, connections, control, run, wanted)
-                found = replace(found, digest=digest_of(control, found.incident_id))
-                show(found)
-                if isinstance(approved, str) and approved != found.digest:
-                    raise _refused(
-                        f"What was approved ({approved}) is not what plan {found.incident_id} holds ({found.digest}).",
-                        f"Look at it again, and name its digest: backstop replay --plan {found.incident_id}",
-                    )
-                counts = execute(settings, control, run, found.incident_id, mode, who, approved=bool(approved))
-        except BaseException as error:
-            if not control.closed:
-                control.rollback()
-                close_run(control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error))
-            raise
-        close_run(control, run, "done", counts)
+    given = IncidentInput(wanted, mode, who, approved, show)
+    counts = walk_duty(
+        INCIDENT, settings, connections, given, scope=name_of([topic]), dry_run=mode == "dry_run", dead_after=dead_after
+    ).counts
+    with closing(connect(settings, connections)) as control:
+        found = given.plans[0]
         return replace(read_plan(control, found.incident_id), digest=found.digest), counts
-    finally:
-        control.close()
 
 
 def _refused(what: str, next_step: str) -> DecisionRefused:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
@@ -20,9 +19,9 @@ from backstop.health.retire import retired
 from backstop.health.size import judge_size
 from backstop.health.tell import read_yardsticks, tell
 from backstop.records import Counts
-from backstop.runs.control import connect
+from backstop.runs.duty import Duty, Step, Work, walk_duty
 from backstop.runs.kept_bytes import read_kept_bytes
-from backstop.runs.run import Run, close_run, hold, keep_alive, open_run
+from backstop.runs.run import hold
 from backstop.verdicts.sources import Sources
 
 
@@ -34,31 +33,19 @@ class Watched:
     overdue: dict[str, str]
 
 
-def run_once(settings: Settings, connections: Connections) -> Watched:
-    """One look, its alerts, and the heartbeat. Safe to run twice; a second one at the same moment is refused (RunRefused).
+@dataclass(frozen=True, slots=True)
+class WatchInput:
+    """`overdue`: the duties that the watch found late, each with a sentence."""
 
-    Everything found is committed before anything is raised: StoreUnavailable or BrokerUnavailable when something did not
-    answer, HeartbeatLost when the heartbeat's URL did not take it. The run is then incomplete.
+    overdue: dict[str, str] = field(default_factory=dict)
+
+
+def look(work: Work[WatchInput]) -> None:
+    """One look, its alerts, and the heartbeat: committed before anything is raised.
+
+    StoreUnavailable or BrokerUnavailable when something did not answer, HeartbeatLost when the heartbeat's URL did not take it.
     """
-    control = connect(settings, connections)
-    try:
-        run = open_run(control, "watch", "*", settings)
-        try:
-            with keep_alive(lambda: connect(settings, connections), run):
-                watched, missed = _steps(settings, connections, control, run)
-        except BaseException as error:
-            control.rollback()
-            close_run(control, run, "failed", Counts(), error=str(error))
-            raise
-        close_run(control, run, "incomplete" if missed else "done", watched.counts, error=str(missed) if missed else None)
-    finally:
-        control.close()
-    if missed:
-        raise missed
-    return watched
-
-
-def _steps(settings: Settings, connections: Connections, control: Any, run: Run) -> tuple[Watched, BackstopError | None]:
+    settings, connections, control, run = work.settings, work.connections, work.control, work.run
     with Sources(settings, connections) as sources:
         with control, control.cursor() as cursor:
             hold(cursor, run)
@@ -88,9 +75,27 @@ def _steps(settings: Settings, connections: Connections, control: Any, run: Run)
         counts.add(name, number)
     counts.add("topics", len(history.topics))
     counts.add("groups", len(history.groups))
-    said = {one.topic: one.finding.title for one in late if one.finding is not None and one.rule == "duty_overdue"}
-    counts.add("overdue", len(said))
-    return Watched(counts, said), missed or _heartbeat_lost(trouble)
+    work.input.overdue.update(
+        {one.topic: one.finding.title for one in late if one.finding is not None and one.rule == "duty_overdue"}
+    )
+    counts.add("overdue", len(work.input.overdue))
+    work.record(counts)
+    if error := missed or _heartbeat_lost(trouble):
+        raise error
+
+
+WATCH = Duty(
+    "watch",
+    steps=(Step("watch", look),),
+    unaffected="What the watch found before is stored with its alerts; no heartbeat was sent.",
+    next_step="Bring it back; the next watch looks again.",
+)
+
+
+def run_once(settings: Settings, connections: Connections) -> Watched:
+    """The whole duty in this process, as `walk_duty`."""
+    given = WatchInput()
+    return Watched(walk_duty(WATCH, settings, connections, given).counts, given.overdue)
 
 
 def _beat(

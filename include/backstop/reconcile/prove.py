@@ -90,7 +90,7 @@ def prove(
     Every write holds the run's token (RunLost). What did not answer makes the answer INCOMPLETE, never good.
     """
     scope = scope_of(run.scope)
-    assert scope.topics and scope.created_from and scope.created_to  # what `open_proof` opens the run with
+    assert scope.topics and scope.created_from and scope.created_to  # as `scope_now` names it
     window = Window(scope.topics[0], scope.created_from, scope.created_to)
     phases = Phases(say)
     partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8

@@ -220,6 +220,9 @@ ON CONFLICT (subject) DO UPDATE SET reached = greatest(watermark.reached, exclud
 INSERT INTO anomaly (kind, subject, topic, message_id, consumer_group, detail, times, first_run_id) VALUES %s
 ON CONFLICT (kind, subject) DO UPDATE SET times = excluded.times, detail = excluded.detail, last_seen_at = clock_timestamp();
 
+-- name: incomplete_proof: the sentence of a run's proof that says that not everything could be read
+SELECT sentence FROM proof WHERE run_id = %(run_id)s AND answer = %(incomplete)s;
+
 -- name: save_proof: what a proof of a window answered
 INSERT INTO proof (run_id, topic, window_from, window_to, answer, sentence, stubs, owed_stubs, broken, deliveries, missed, digest)
 VALUES (%(run_id)s, %(topic)s, %(start)s, %(end)s, %(answer)s, %(sentence)s, %(stubs)s, %(owed_stubs)s, %(broken)s,

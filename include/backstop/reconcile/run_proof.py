@@ -1,63 +1,93 @@
-"""The proof of a window from end to end, for the command line and the tests; the DAG wires the same steps one by one."""
+"""The duty prove: judge every message of a window, keep the proof and export it. It changes nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.errors import StoreUnavailable, Unavailable
+from backstop.named_sql import load
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.count_due import control_now
 from backstop.reconcile.prove import Proof, counts_of, prove, window_of
-from backstop.records import Counts
 from backstop.runs.control import connect
-from backstop.runs.run import DEAD_AFTER, Run, close_run, keep_alive, open_run
+from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
 from backstop.runs.scope import name_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Audit = Callable[[Run, str], None]
-"""Runs one suite of data checks over a run and raises AuditFailed when it does not hold."""
+_SQL = load("backstop.reconcile", "queries.sql")
 
 
-def open_proof(
-    control: Any, settings: Settings, topic: str, start: datetime, end: datetime, dead_after: timedelta = DEAD_AFTER
-) -> Run:
-    """Opens the run of a proof; its scope is the window that can be proven now. ConfigurationError as `window_of`."""
-    window = window_of(settings, topic, start, end, control_now(control))
-    return open_run(
-        control, "prove", name_of([topic], window.start, window.end), settings, dead_after=dead_after
+class ProofIncomplete(StoreUnavailable):
+    """A proof that says of itself that something could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProveInput:
+    """`folder` null: nothing is exported. `proofs`: the one that was made."""
+
+    start_spark: Callable[[], SparkSession]
+    folder: Path | None
+    formats: Sequence[str]
+    say: Callable[[str], None] = lambda _: None
+    proofs: list[Proof] = field(default_factory=list)
+
+
+def prove_window(work: Work[ProveInput]) -> None:
+    """Proves the window that the run's scope names."""
+    given = work.input
+    proof = prove(
+        given.start_spark(), work.settings, work.connections, work.control, work.run, folder=given.folder,
+        formats=given.formats, say=given.say,
+    )  # fmt: skip
+    given.proofs.append(proof)
+    work.record(counts_of(proof))
+
+
+def unproven(work: Work[ProveInput]) -> Unavailable | None:
+    """The proof's own sentence, where not everything could be read."""
+    with work.control, work.control.cursor() as cursor:
+        cursor.execute(_SQL["incomplete_proof"], {"run_id": work.run.run_id, "incomplete": str(Answer.INCOMPLETE)})
+        found = cursor.fetchone()
+    if found is None:
+        return None
+    return ProofIncomplete(
+        found[0], kept="What was read is in the proof.", next_step="Bring back what did not answer, then prove again."
     )
 
 
+PROVE = Duty(
+    "prove",
+    steps=(Step("prove", prove_window), Check("proof")),
+    unread=unproven,
+    unaffected="Nothing was changed.",
+    next_step="Bring it back, then prove again.",
+)
+
+
+def scope_now(control: Any, settings: Settings, topic: str, start: datetime, end: datetime) -> str:
+    """The scope of a proof: the window that can be proven now. ConfigurationError as `window_of`."""
+    window = window_of(settings, topic, start, end, control_now(control))
+    return name_of([topic], window.start, window.end)
+
+
 def run_proof(
-    settings: Settings, connections: Connections, start_spark: Callable[[], SparkSession], audit: Audit,
+    settings: Settings, connections: Connections, start_spark: Callable[[], SparkSession], audit: RunCheck,
     topic: str, start: datetime, end: datetime, *, folder: Path | None, formats: Sequence[str],
     say: Callable[[str], None] = lambda _: None,
 ) -> Proof:  # fmt: skip
-    """Opens the run, proves, audits the proof before it is told, closes the run. Raises what went wrong, the run closed."""
-    control = connect(settings, connections)
-    try:
-        run = open_proof(control, settings, topic, start, end)
-        try:
-            with keep_alive(lambda: connect(settings, connections), run):
-                proof = prove(
-                    start_spark(), settings, connections, control, run, folder=folder, formats=formats, say=say
-                )
-                audit(run, "proof")
-        except BaseException as error:
-            control.rollback()
-            close_run(control, run, "failed", Counts(), error=str(error))
-            raise
-        incomplete = proof.answer is Answer.INCOMPLETE
-        close_run(
-            control, run, "incomplete" if incomplete else "done", counts_of(proof),
-            error=proof.sentence if incomplete else None,
-        )  # fmt: skip
-        return proof
-    finally:
-        control.close()
+    """The whole duty in this process, as `walk_duty`. A proof that is incomplete is returned like any other."""
+    with closing(connect(settings, connections)) as control:
+        scope = scope_now(control, settings, topic, start, end)
+    given = ProveInput(start_spark, folder, formats, say)
+    with suppress(ProofIncomplete):
+        walk_duty(PROVE, settings, connections, given, scope=scope, check=audit)
+    return given.proofs[0]

@@ -1,23 +1,20 @@
 """The resend duty: recover, then claim, publish and settle batch by batch until nothing is due.
 
-`run_once` is one run in one process; a Spark partition is one `work` beside others; `run_duty` also opens and
-closes the run.
+`run_once` is one run in one process; a Spark partition is one `work` beside others; `run_duty` is the whole duty.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-import psycopg2
-
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable, Unavailable
+from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Counts
 from backstop.resend.ask_for_ids import Listed, ask_for_ids
@@ -30,6 +27,7 @@ from backstop.resend.claim import (
     look_at_requests,
     measure_queue_delay,
 )
+from backstop.resend.count_due import count_due
 from backstop.resend.judge_again import judge_again
 from backstop.resend.order import keep_order
 from backstop.resend.policy import Decision, NotNeeded, Postpone, Send
@@ -37,7 +35,9 @@ from backstop.resend.ramp import advance_batches
 from backstop.resend.recover import recover
 from backstop.resend.send_claimed import send_claimed
 from backstop.runs.control import connect
-from backstop.runs.run import DEAD_AFTER, Run, add_counts, close_run, keep_alive, open_run
+from backstop.runs.duty import Check, Duty, Step, Work, control_answers, walk_duty
+from backstop.runs.run import DEAD_AFTER, Run, add_counts
+from backstop.runs.scope import topics_of
 from backstop.runs.speaker import person
 from backstop.verdicts.judge import Judge
 
@@ -52,6 +52,8 @@ class Listing:
     ids: tuple[str, ...]
     who: str
     why: str
+    listed_in: str | None = None
+    """The run of Airflow that it came with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,49 +103,78 @@ def run_once(
     return counts
 
 
+@dataclass(frozen=True, slots=True)
+class ResendInput:
+    """`limit`: at most so many requests; `tell` gets what a dry run would do with each. `listing`: only these ids."""
+
+    limit: int | None = None
+    tell: Callable[[Planned], None] = lambda _: None
+    listing: Listing | None = None
+    tell_listed: Callable[[Listed], None] = lambda _: None
+    require_allowed: Callable[[Settings, Run], None] = lambda *_: None
+    """Raises DecisionRefused for a list of somebody who may not have it sent."""
+
+
+def due(work: Work[ResendInput]) -> int | None:
+    """Requests that may go out now; of a list, those that may."""
+    if work.input.listing is None:
+        found = count_due(work.control, work.settings, topics_of(work.run.scope))
+    else:
+        found = sum(listed.sendable for listed in _ask(work, work.input.listing))
+    work.record(Counts(due=found))
+    return found or None
+
+
+def request_listed(work: Work[ResendInput]) -> None:
+    """Requests the ids of the list, and limits the run to them."""
+    if work.input.listing is not None:
+        _ask(work, work.input.listing)
+
+
+def send(work: Work[ResendInput]) -> None:
+    """Everything due, by one worker in this process. A person's own login only asks: the duties send."""
+    if work.input.listing is not None and not work.run.dry_run and person(work.control) is not None:
+        return
+    done = run_once(work.settings, work.connections, work.run, limit=work.input.limit, tell=work.input.tell)
+    if work.run.dry_run:
+        work.record(done)
+    else:
+        work.counts += done  # recorded where it was done
+
+
+def _ask(work: Work[ResendInput], listing: Listing) -> list[Listed]:
+    work.input.require_allowed(work.settings, work.run)
+    found = ask_for_ids(
+        work.settings, work.connections, work.control, work.run, listing.topic, listing.ids, listing.who, listing.why,
+        listed_in=listing.listed_in,
+    )  # fmt: skip
+    for listed in found:
+        work.input.tell_listed(listed)
+    return found
+
+
+RESEND = Duty(
+    "resend",
+    due=due,
+    counts_first=False,
+    steps=(
+        Step("request_listed", request_listed),
+        Step("claim_publish_settle", send, goes_on="always"),
+        Check("attempts"),
+    ),
+    unaffected="What was published is settled in its shard or will count as unknown; no request is lost.",
+    next_step="Bring it back; the next run recovers and goes on.",
+)
+
+
 def run_duty(
-    settings: Settings, connections: Connections, *, scope: str = "*", dry_run: bool = False,
-    limit: int | None = None,
+    settings: Settings, connections: Connections, *, scope: str = "*", dry_run: bool = False, limit: int | None = None,
     dead_after: timedelta = DEAD_AFTER, tell: Callable[[Planned], None] = lambda _: None,
     listing: Listing | None = None, tell_listed: Callable[[Listed], None] = lambda _: None,
 ) -> Counts:  # fmt: skip
-    """The whole duty without an orchestrator: opens the run, works, closes it. `scope`: as `runs.scope` names it.
-    With a `listing` it asks for these ids first, tells what becomes of each, and sends nothing else; a person's own login only
-    asks, and the duties' next run sends.
-
-    Raises RunRefused while another run of the scope lives, and what `run_once` raises, after the run was
-    closed with it.
-    """
-    control = connect(settings, connections)
-    try:
-        run = open_run(control, "resend", scope, settings, dry_run=dry_run, dead_after=dead_after)
-        try:
-            with keep_alive(lambda: connect(settings, connections), run):
-                if listing is not None:
-                    for listed in ask_for_ids(
-                        settings, connections, control, run, listing.topic, listing.ids, listing.who, listing.why
-                    ):
-                        tell_listed(listed)
-                # A person's own login asks and does not send: the duties do, with what only they may write.
-                asks_only = listing is not None and not dry_run and person(control) is not None
-                counts = Counts() if asks_only else run_once(settings, connections, run, limit=limit, tell=tell)
-        except BaseException as error:
-            # What was done is already in the run's counts.
-            close_run(
-                control,
-                run,
-                "incomplete" if isinstance(error, Unavailable) else "failed",
-                Counts(),
-                error=str(error),
-            )
-            raise
-        close_run(control, run, "done", counts)
-    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        # Also when only the run could not be closed: it is taken over once it has been silent for long enough.
-        raise _control_away(settings, error) from error
-    finally:
-        control.close()
-    return counts
+    """The whole duty in this process, as `walk_duty`; `scope`: as `runs.scope` names it."""
+    given = ResendInput(limit, tell, listing, tell_listed)
+    return walk_duty(RESEND, settings, connections, given, scope=scope, dry_run=dry_run, dead_after=dead_after).counts
 
 
 def prepare(worker: Worker) -> Counts:
@@ -157,22 +188,12 @@ def a_worker(settings: Settings, connections: Connections, run: Run) -> Iterator
 
     Raises StoreUnavailable when the control database goes away meanwhile.
     """
-    control = connect(settings, connections)
-    try:
-        with Judge(settings, connections, control) as judge:
-            yield Worker(settings, control, judge, run, only=_only(control, run))
-    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        raise _control_away(settings, error) from error
-    finally:
-        control.close()
-
-
-def _control_away(settings: Settings, error: Exception) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"The control database ({settings.control}) did not answer: {str(error).strip() or 'no reason'}.",
-        kept="What was published is settled in its shard or will count as unknown; no request is lost.",
-        next_step="Bring it back; the next run recovers and goes on.",
-    )
+    with (
+        control_answers(RESEND, settings),
+        closing(connect(settings, connections)) as control,
+        Judge(settings, connections, control) as judge,
+    ):
+        yield Worker(settings, control, judge, run, only=_only(control, run))
 
 
 def _only(control: Any, run: Run) -> tuple[str, ...] | None:

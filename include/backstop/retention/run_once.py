@@ -8,15 +8,14 @@ Logs go before their stubs: whether a log may go is asked of its stub.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg2
-
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable, Unavailable
+from backstop.errors import StoreUnavailable
 from backstop.records import Counts
 from backstop.retention.kept import control_kept, require_safe
 from backstop.retention.pace import Pace
@@ -28,8 +27,8 @@ from backstop.retention.purge_reports import purge_reports
 from backstop.retention.purge_stubs import purge_stubs
 from backstop.retention.trim_queues import trim_queues
 from backstop.retention.window import DAY, time_left
-from backstop.runs.control import connect
-from backstop.runs.run import DEAD_AFTER, Run, close_run, keep_alive, open_run
+from backstop.runs.duty import Duty, Step, Work, walk_duty
+from backstop.runs.run import DEAD_AFTER, Run
 
 
 def purge(
@@ -58,41 +57,57 @@ def pace_of(settings: Settings, run: Run, *, now: bool = False) -> Pace | None:
     return None if left is None else Pace(settings.retention.busy_share, left)
 
 
+@dataclass(frozen=True, slots=True)
+class RetentionInput:
+    """`now`: a person asked for it, whatever the window says. `longest`: it ends by itself, between two steps."""
+
+    now: bool = False
+    reports: Path | None = None
+    longest: timedelta | None = None
+
+
+def due(work: Work[RetentionInput]) -> int | None:
+    """0 inside the window: how much is over is counted as it goes. Null outside."""
+    if _pace(work) is not None:
+        return 0
+    work.record(Counts(window_is_shut=1))
+    return None
+
+
+def purge_all(work: Work[RetentionInput]) -> None:
+    """All of it, at the pace of the window."""
+    pace = _pace(work)
+    if pace is None:
+        return  # the window was shut meanwhile
+    if work.input.longest is not None:
+        pace.end_after(work.input.longest)
+    pace.stop = work.lost
+    work.record(purge(work.settings, work.connections, work.control, work.run, pace, work.input.reports))
+
+
+def _pace(work: Work[RetentionInput]) -> Pace | None:
+    return pace_of(work.settings, work.run, now=work.input.now or work.run.dry_run)
+
+
+RETENTION = Duty(
+    "retention",
+    due=due,
+    steps=(Step("purge", purge_all),),
+    unaffected="What was purged was over; everything else is as it was.",
+)
+
+
 def run_duty(
     settings: Settings, connections: Connections, *, now: bool = False, dry_run: bool = False, reports: Path | None = None,
     dead_after: timedelta = DEAD_AFTER,
 ) -> Counts:  # fmt: skip
-    """The whole duty without an orchestrator. Outside its window it does nothing, unless asked for `now`.
+    """The whole duty in this process, as `walk_duty`. Outside its window it does nothing, unless asked for `now`.
 
-    Raises RunRefused while another one lives, ConfigurationError when something would be forgotten too soon, Unavailable after
-    all else was done; the run is closed with it.
+    Raises ConfigurationError when something would be forgotten too soon.
     """
     require_safe(settings)
-    control = connect(settings, connections)
-    try:
-        run = open_run(control, "retention", "*", settings, dry_run=dry_run, dead_after=dead_after)
-        try:
-            pace = pace_of(settings, run, now=now or dry_run)
-            if pace is None:
-                counts = Counts(window_is_shut=1)
-            else:
-                with keep_alive(lambda: connect(settings, connections), run) as lost:
-                    pace.stop = lost
-                    counts = purge(settings, connections, control, run, pace, reports)
-        except BaseException as error:
-            control.rollback()
-            close_run(control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error))
-            raise
-        close_run(control, run, "done", counts)
-        return counts
-    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        raise StoreUnavailable(
-            f"The control database ({settings.control}) did not answer: {str(error).splitlines()[0]}.",
-            kept="What was purged was over; everything else is as it was.",
-            next_step="Bring it back; the next run goes on.",
-        ) from error
-    finally:
-        control.close()
+    given = RetentionInput(now, reports)
+    return walk_duty(RETENTION, settings, connections, given, dry_run=dry_run, dead_after=dead_after).counts
 
 
 def _away(counts: Counts, missed: Mapping[str, str]) -> StoreUnavailable:

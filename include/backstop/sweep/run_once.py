@@ -7,17 +7,15 @@ function that spreads them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import psycopg2
-
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable, Unavailable
 from backstop.records import Counts
-from backstop.runs.control import connect
-from backstop.runs.run import DEAD_AFTER, Run, add_counts, close_run, keep_alive, open_run
+from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
+from backstop.runs.run import DEAD_AFTER, Run, add_counts
 from backstop.runs.scope import name_of, topics_of
 from backstop.sweep.count_ended import Counted, count_ended
 from backstop.sweep.parts import Part, parts_of
@@ -94,53 +92,51 @@ def in_this_process(
     return spread
 
 
+@dataclass(frozen=True, slots=True)
+class SweepInput:
+    """`tell` gets what a dry run would do with each lease."""
+
+    tell: Callable[[Told], None] | None = None
+
+
+def count_due(work: Work[SweepInput]) -> int | None:
+    """Leases that ended; 0 when only a sample is due, null when neither."""
+    counted = count_before(work.settings, work.connections, work.control, work.run)
+    work.record(Counts(due=counted.leases))
+    if counted.leases or counted.is_sample_due:
+        return counted.leases
+    counted.require_reachable()
+    return None
+
+
+def sweep(work: Work[SweepInput]) -> None:
+    """Part after part in this process; each records what it did."""
+    tell = work.input.tell if work.run.dry_run else None
+    spread = in_this_process(work.settings, work.connections, work.run, tell)
+    work.counts += sweep_all(work.settings, work.connections, work.control, work.run, spread)
+
+
+SWEEP = Duty(
+    "sweep",
+    due=count_due,
+    steps=(
+        # Leases are taken back also when what the sweep meets is not as it should be.
+        Check("leases_before", goes_on="always"),
+        Step("sweep", sweep, goes_on="always"),
+        Check("leases_after"),
+    ),
+    unaffected="Leases that were taken back stay so; nothing else was changed.",
+    next_step="Bring it back; the next sweep goes on.",
+)
+
+
 def run_duty(
     settings: Settings, connections: Connections, *, groups: Collection[str] | None = None, dry_run: bool = False,
-    tell: Callable[[Told], None] | None = None, dead_after: timedelta = DEAD_AFTER,
-    audit: Callable[[Run, str], None] | None = None,
+    tell: Callable[[Told], None] | None = None, dead_after: timedelta = DEAD_AFTER, audit: RunCheck | None = None,
 ) -> Counts:  # fmt: skip
-    """The whole duty without an orchestrator, in this process. `groups` null: all. `audit` runs a suite of data checks.
-
-    Nothing ended: nothing else is done. Raises RunRefused while another run of the scope lives, AuditFailed when a check
-    does not hold, Unavailable after all else was done; the run is closed with it.
-    """
+    """The whole duty in this process, as `walk_duty`. `groups` null: all. Nothing ended: nothing else is done."""
     parts_of(settings, groups)  # refuses a group that there is not, before a run is opened
-    control = connect(settings, connections)
-    try:
-        run = open_run(control, "sweep", scope_of_groups(groups), settings, dry_run=dry_run, dead_after=dead_after)
-        try:
-            with keep_alive(lambda: connect(settings, connections), run):
-                counts = _swept(settings, connections, control, run, tell, audit)
-        except BaseException as error:
-            control.rollback()
-            close_run(control, run, "incomplete" if isinstance(error, Unavailable) else "failed", Counts(), error=str(error))
-            raise
-        # What each part did is in the run's counts already.
-        close_run(control, run, "done", Counts(due=counts.get("due", 0)))
-        return counts
-    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        raise StoreUnavailable(
-            f"The control database ({settings.control}) did not answer: {str(error).splitlines()[0]}.",
-            kept="Leases that were taken back stay so; nothing else was changed.",
-            next_step="Bring it back; the next sweep goes on.",
-        ) from error
-    finally:
-        control.close()
-
-
-def _swept(
-    settings: Settings, connections: Connections, control: Any, run: Run, tell: Callable[[Told], None] | None,
-    audit: Callable[[Run, str], None] | None,
-) -> Counts:  # fmt: skip
-    counted = count_before(settings, connections, control, run)
-    if not counted.leases and not counted.is_sample_due:
-        counted.require_reachable()
-        return Counts(due=0)
-    counts = Counts(due=counted.leases)
-    if audit and not run.dry_run:
-        audit(run, "leases_before")
-    counts += sweep_all(settings, connections, control, run, in_this_process(settings, connections, run, tell))
-    if audit and not run.dry_run:
-        audit(run, "leases_after")
-    counted.require_reachable()
-    return counts
+    return walk_duty(
+        SWEEP, settings, connections, SweepInput(tell), scope=scope_of_groups(groups), dry_run=dry_run, dead_after=dead_after,
+        check=audit,
+    ).counts  # fmt: skip

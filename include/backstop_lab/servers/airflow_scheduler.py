@@ -14,8 +14,8 @@ from backstop.quality import data_docs
 
 FORKED_WITH = (
     "airflow.providers.standard.decorators.python", "redis", "backstop.config.load", "backstop.runs.run", "backstop.brokers.open",
-    "backstop.reconcile.count_due", "backstop.reconcile.promote", "backstop.resend.work", "backstop.sweep.run_once",
-    "backstop.dead_letters.count_due", "backstop.dead_letters.postpone", "backstop.health.watch", "backstop.alerts.run_once",
+    "backstop.duties", "backstop.reconcile.run_once", "backstop.resend.work", "backstop.sweep.run_once",
+    "backstop.dead_letters.run_once", "backstop.health.watch", "backstop.alerts.run_once",
     "backstop.cases.questions",
 )
 

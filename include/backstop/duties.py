@@ -1,0 +1,32 @@
+"""Every duty by its name; importing this imports none of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from backstop.runs.duty import Duty
+
+_WHERE = {
+    "reconcile": "backstop.reconcile.run_once:RECONCILE",
+    "resend": "backstop.resend.work:RESEND",
+    "sweep": "backstop.sweep.run_once:SWEEP",
+    "triage": "backstop.dead_letters.run_once:TRIAGE",
+    "retention": "backstop.retention.run_once:RETENTION",
+    "audit": "backstop.audit.run_once:AUDIT",
+    "prove": "backstop.reconcile.run_proof:PROVE",
+    "watch": "backstop.health.watch:WATCH",
+    "deliver_alerts": "backstop.alerts.run_once:DELIVER_ALERTS",
+    "incident": "backstop.dead_letters.replay_incident:INCIDENT",
+}
+
+
+def names() -> list[str]:
+    return list(_WHERE)
+
+
+def duty_named(name: str) -> Duty[Any]:
+    """KeyError for a duty that there is not."""
+    module, _, value = _WHERE[name].partition(":")
+    duty: Duty[Any] = getattr(import_module(module), value)
+    return duty
