@@ -6,7 +6,6 @@ Writes them to the staging table, where the patterns over all of them are found 
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -15,14 +14,12 @@ import pandas as pd
 from pyspark.sql import SparkSession
 
 from backstop.config.connections import Connections
-from backstop.config.load import load
 from backstop.config.settings import Settings
 from backstop.dead_letters.classify import Logs, bounds, close_stage, rules_of, stage_range
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.job import main_of
-from backstop.runs.run import Run, begin_stage, find, keep_alive
-from backstop.runs.spark_session import start_session
+from backstop.runs.run import Run, begin_stage
 
 RANGE = 20_000
 """Letters of one task: many tasks even out, and each costs its connections."""
@@ -36,7 +33,7 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
     A task that Spark runs twice stages the same rows once. Errors: RunLost when the run is not ours any more.
     """
     rules = rules_of(settings)
-    with closing(connect(settings, connections)) as control, keep_alive(lambda: connect(settings, connections), run):
+    with closing(connect(settings, connections)) as control:
         stage = begin_stage(control, run)
         ranges = bounds(control, run, rules, size)
         reports = []
@@ -64,16 +61,5 @@ def _as_task(
     return task
 
 
-def main(arguments: argparse.Namespace) -> Counts:
-    """What spark-submit runs: the run was opened by the DAG, and its token fences every write."""
-    settings, connections = load(), Connections()
-    with closing(connect(settings, connections)) as control:
-        found = find(control, arguments.run_id, arguments.token)
-    # A session may start slowly, or wait for executors: the run is not dead meanwhile.
-    with keep_alive(lambda: connect(settings, connections), found):
-        spark = start_session("backstop classify")
-    return run(spark, settings, connections, found)
-
-
 if __name__ == "__main__":
-    main_of(main)
+    main_of("classify", run)

@@ -6,7 +6,6 @@ Writes attempts and stubs in the shards, and closes the requests.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -16,16 +15,13 @@ from pyspark.sql import SparkSession
 
 from backstop import errors
 from backstop.config.connections import Connections
-from backstop.config.load import load
 from backstop.config.settings import Settings
 from backstop.errors import BackstopError
 from backstop.records import Counts
 from backstop.resend.claim import find_due
 from backstop.resend.work import a_worker, now, prepare, require_all_reachable, run_once, work
-from backstop.runs.control import connect
 from backstop.runs.job import main_of
-from backstop.runs.run import Run, add_counts, find, keep_alive
-from backstop.runs.spark_session import start_session
+from backstop.runs.run import Run, add_counts
 
 REPORT = "counts string, missed string, error string"
 
@@ -39,10 +35,7 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
     """
     if run.dry_run:
         return run_once(settings, connections, run, tell=lambda planned: print(planned, flush=True))
-    with (
-        keep_alive(lambda: connect(settings, connections), run),
-        a_worker(settings, connections, run) as worker,
-    ):
+    with a_worker(settings, connections, run) as worker:
         counts = prepare(worker)
         cut = now(worker)
         due = find_due(worker, cut)
@@ -95,19 +88,5 @@ def _cores(spark: SparkSession) -> int:
     return max(1, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
 
 
-def main(arguments: argparse.Namespace) -> Counts:
-    """What spark-submit runs: the run was opened by the DAG, and its token fences every write."""
-    settings, connections = load(), Connections()
-    control = connect(settings, connections)
-    try:
-        found = find(control, arguments.run_id, arguments.token)
-    finally:
-        control.close()
-    # A session may start slowly, or wait for executors: the run is not dead meanwhile.
-    with keep_alive(lambda: connect(settings, connections), found):
-        spark = start_session("backstop resend")
-    return run(spark, settings, connections, found)
-
-
 if __name__ == "__main__":
-    main_of(main)
+    main_of("resend", run)

@@ -6,21 +6,19 @@ Writes states in the logs and in Redis, and the counts by group, host and decisi
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 
 import pandas as pd
 from pyspark.sql import SparkSession
 
 from backstop.config.connections import Connections
-from backstop.config.load import load
 from backstop.config.settings import Settings
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.job import main_of
-from backstop.runs.run import Run, find, keep_alive
-from backstop.runs.spark_session import start_session
+from backstop.runs.run import Run
 from backstop.sweep.parts import Part, part_of
 from backstop.sweep.run_once import LIMIT, groups_of_scope, sweep_all
 from backstop.sweep.sweep_part import sweep_part
@@ -35,12 +33,8 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
     A task that Spark runs twice settles nothing twice: each change is a compare-and-set. Raises Unavailable after all else
     was done when something did not answer, RunLost when the run is not ours any more.
     """
-    control = connect(settings, connections)
-    try:
-        with keep_alive(lambda: connect(settings, connections), run):
-            return sweep_all(settings, connections, control, run, _spread(spark, settings, connections, run))
-    finally:
-        control.close()
+    with closing(connect(settings, connections)) as control:
+        return sweep_all(settings, connections, control, run, _spread(spark, settings, connections, run))
 
 
 def _spread(
@@ -102,19 +96,5 @@ def read_tally(text: str) -> Tally:
     return tally
 
 
-def main(arguments: argparse.Namespace) -> Counts:
-    """What spark-submit runs: the run was opened by the DAG, and its token fences every write."""
-    settings, connections = load(), Connections()
-    control = connect(settings, connections)
-    try:
-        found = find(control, arguments.run_id, arguments.token)
-    finally:
-        control.close()
-    # A session may start slowly, or wait for executors: the run is not dead meanwhile.
-    with keep_alive(lambda: connect(settings, connections), found):
-        spark = start_session("backstop sweep")
-    return run(spark, settings, connections, found)
-
-
 if __name__ == "__main__":
-    main_of(main)
+    main_of("sweep", run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from datetime import timedelta
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from backstop.runs import job
 from backstop.runs.run import keep_alive, open_run
 from backstop_lab.shop.wait_for import wait_for
 from control_world import World, servers, world  # noqa: F401
@@ -21,7 +21,6 @@ class Started(Exception):
 
 @pytest.mark.parametrize("duty", ["reconcile", "resend", "sweep", "prove", "classify"])
 def test_a_run_beats_while_its_session_starts(duty: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = importlib.import_module(f"spark_jobs.{duty}")
     run = open_run(world.conn, duty, "*", world.settings)
 
     def beats() -> Any:
@@ -37,4 +36,4 @@ def test_a_run_beats_while_its_session_starts(duty: str, world: World, monkeypat
     monkeypatch.setattr(job, "keep_alive", partial(keep_alive, every=timedelta(seconds=0.1)))
     monkeypatch.setattr(job, "start_session", starts_slowly)
     with pytest.raises(Started):
-        job.main(argparse.Namespace(run_id=run.run_id, token=run.token))
+        job.run_job(duty, importlib.import_module(f"spark_jobs.{duty}").run, run.run_id, run.token)
