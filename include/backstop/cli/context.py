@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from backstop.config.connections import Connections
     from backstop.config.settings import Settings
+    from backstop.runs.duty import RunCheck
+    from backstop.runs.run import Run
 
 
 @dataclass
@@ -72,3 +74,15 @@ def control(settings: Settings, known: Connections, *, any_schema: bool = False)
         yield conn
     finally:
         conn.close()
+
+
+def data_checks(settings: Settings, known: Connections, docs: Path) -> RunCheck:
+    """Runs a suite over a run, with its report in `docs`."""
+
+    def check(run: Run, suite: str) -> None:
+        from backstop.quality.audit import run_suite
+
+        repair = [name for name, topic in settings.topics.items() if topic.mode == "repair"]
+        run_suite(suite, known.url(settings.control), run.run_id, None, docs, repair_topics=repair)
+
+    return check

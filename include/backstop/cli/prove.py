@@ -13,7 +13,6 @@ from backstop.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from backstop.reconcile.prove import Proof
-    from backstop.runs.run import Run
 
 FORMATS = {"both": ("jsonl", "parquet"), "jsonl": ("jsonl",), "parquet": ("parquet",)}
 
@@ -59,15 +58,10 @@ def prove(
 
         return start_session("backstop prove", "local[*]" if local_spark else None)
 
-    def audit(run: Run, suite: str) -> None:
-        from backstop.quality.audit import run_suite
-
-        run_suite(suite, known.url(settings.control), run.run_id, None, docs, repair_topics=[])
-
     with out.progress("prove") as say:
         proof = run_proof(
-            settings, known, start_spark, audit, topic, read_instant("--from", start), read_instant("--to", end),
-            folder=export, formats=FORMATS[form], say=say,
+            settings, known, start_spark, context.data_checks(settings, known, docs), topic,
+            read_instant("--from", start), read_instant("--to", end), folder=export, formats=FORMATS[form], say=say,
         )  # fmt: skip
     if as_json:
         out.document(proof)

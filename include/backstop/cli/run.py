@@ -49,6 +49,7 @@ def reconcile(
     since = None if start is None else read_instant("--from", start)
     before = None if end is None else read_instant("--to", end)
     last: list[int] = []
+    check = context.data_checks(settings, known, docs)
 
     def start_spark() -> Any:
         from backstop.runs.spark_session import start_session
@@ -56,11 +57,8 @@ def reconcile(
         return start_session("backstop reconcile", "local[*]" if local_spark else None)
 
     def audit(run: Run, suite: str) -> None:
-        from backstop.quality.audit import run_suite
-
         last.append(run.run_id)
-        repair = [name for name, its in settings.topics.items() if its.mode == "repair"]
-        run_suite(suite, known.url(settings.control), run.run_id, None, docs, repair_topics=repair)
+        check(run, suite)
 
     with out.progress("reconcile") as say:
         counts = run_once(
@@ -136,15 +134,10 @@ def sweep(
     settings, known = context.load_settings(), context.connections()
     told: list[Told] = []
 
-    def check(run: Run, suite: str) -> None:
-        from backstop.quality.audit import run_suite
-
-        run_suite(suite, known.url(settings.control), run.run_id, None, docs)
-
     with out.progress("sweep"):
         counts = run_duty(
             settings, known, groups=group, dry_run=dry_run, tell=told.append if dry_run else None,
-            audit=check if audit else None,
+            audit=context.data_checks(settings, known, docs) if audit else None,
         )  # fmt: skip
     if as_json:
         planned = [{**one.line._asdict(), "message_id": one.message_id, "why": one.why} for one in told]
@@ -199,13 +192,11 @@ def triage(
     _require_topics(settings.topics, topic)
     told: list[Decided] = []
 
-    def check(run: Run, suite: str) -> None:
-        from backstop.quality.audit import run_suite
-
-        run_suite(suite, known.url(settings.control), run.run_id, None, docs)
-
     with out.progress("triage"):
-        counts = run_duty(settings, known, topics=topic, dry_run=dry_run, tell=told.append, audit=check if audit else None)
+        counts = run_duty(
+            settings, known, topics=topic, dry_run=dry_run, tell=told.append,
+            audit=context.data_checks(settings, known, docs) if audit else None,
+        )  # fmt: skip
     if as_json:
         out.document({"counts": counts, "dry_run": dry_run, "planned": [str(one) for one in told]})
         return
@@ -237,13 +228,8 @@ def audit(
             f"{day!r} is not a date.", kept="Nothing was started.", next_step="Write it as 2026-11-21."
         ) from None
 
-    def check(run: Run, suite: str) -> None:
-        from backstop.quality.audit import run_suite
-
-        run_suite(suite, known.url(settings.control), run.run_id, None, docs)
-
     with out.progress("audit"):
-        counts = run_duty(settings, known, day=chosen, audit=check)
+        counts = run_duty(settings, known, day=chosen, audit=context.data_checks(settings, known, docs))
     if as_json:
         out.document({"counts": counts})
     else:
