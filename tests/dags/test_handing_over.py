@@ -12,6 +12,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,11 @@ from typing import Any
 import pytest
 from psycopg2.extensions import parse_dsn
 
-from backstop.airflow import control_room, notify, spark_operator
+from backstop.airflow import control_room, notify, spark_operator, steps
+from backstop.airflow.resend import resend_here
 from backstop.config.connections import Connections
 from backstop.errors import ConfigurationError, StoreUnavailable
+from backstop.runs.duty import Duty, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = (
@@ -141,7 +144,7 @@ def test_the_command_line_carries_the_run_and_its_token_only(
     assert str(ROOT / "include") in seen["environment"]["PYTHONPATH"].split(":")
 
 
-@pytest.mark.parametrize(("code", "told"), [(3, {"something_away": True}), (1, {})])
+@pytest.mark.parametrize(("code", "told"), [(3, {"something_away": "the log of the task names what did not answer"}), (1, {})])
 def test_the_file_is_gone_after_a_failed_job_too_and_a_store_away_is_told_apart(
     airflow: Path, monkeypatch: pytest.MonkeyPatch, code: int, told: dict[str, Any]
 ) -> None:
@@ -161,19 +164,22 @@ def test_little_is_done_in_the_tasks_own_process_and_much_by_spark(
     done: list[Any] = []
     hook = SimpleNamespace(submit=lambda *_, **__: done.append("spark"))
     monkeypatch.setattr(spark_operator.SparkDutyOperator, "_prepare", lambda *_: hook)
-    operator = spark_operator.SparkDutyOperator(task_id="s", duty="resend", opened=opened, here=lambda _: done.append("here"))
+    operator = spark_operator.SparkDutyOperator(task_id="s", duty="resend", opened=opened, here=lambda *_: done.append("here"))
     operator.execute({"ti": Xcoms()})
     assert done == [where]
 
 
-def test_a_store_away_is_told_apart_without_spark_too(airflow: Path) -> None:
+def test_a_store_away_is_told_apart_without_spark_too(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(_: object) -> None:
         raise StoreUnavailable("shop_a is away.", kept="All else was done.", next_step="Bring it back.")
 
+    duty: Duty[Any] = Duty("resend", (Step("claim_publish_settle", away),), unaffected="Nothing was changed.")
+    work = SimpleNamespace(duty=duty, run=SimpleNamespace(dry_run=False), settings=None, counts={})
+    monkeypatch.setattr(steps, "opened_work", lambda *_: nullcontext(work))
     xcoms = Xcoms()
     with pytest.raises(StoreUnavailable):
-        spark_operator.SparkDutyOperator(task_id="s", duty="resend", opened=OPENED, here=away).execute({"ti": xcoms})
-    assert xcoms == {spark_operator.SOMETHING_AWAY: True}
+        spark_operator.SparkDutyOperator(task_id="s", duty="resend", opened=OPENED, here=resend_here).execute({"ti": xcoms})
+    assert xcoms == {spark_operator.SOMETHING_AWAY: "shop_a is away."}
 
 
 def test_executors_elsewhere_get_our_code(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:

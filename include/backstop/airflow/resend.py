@@ -33,11 +33,11 @@ def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     return steps.or_skip(opened, "no request is due")
 
 
-def resend_here(opened: steps.Opened) -> dict[str, int]:
+def resend_here(opened: steps.Opened, ti: Any) -> dict[str, int]:
     """What spark_jobs/resend.py does, by one worker in this process. Raises Unavailable, after all else was done, as it does."""
     from backstop.resend.work import ResendInput
 
-    return steps.do(opened, "claim_publish_settle", ResendInput(tell=lambda planned: log.info("backstop %s", planned)))
+    return steps.do(opened, "claim_publish_settle", ResendInput(tell=lambda planned: log.info("backstop %s", planned)), ti=ti)
 
 
 def listed(topic: str | None, ids: str, login: str | None, why: str, dag_run_id: str, *, young: bool = True) -> ResendInput:

@@ -58,7 +58,7 @@ class SparkDutyOperator(BaseOperator):
 
     def __init__(
         self, *, duty: str, opened: Any, conn_id: str = "spark_default",
-        conf: Mapping[str, str] | None = None, here: Callable[[Any], Any] | None = None, **kwargs: Any,
+        conf: Mapping[str, str] | None = None, here: Callable[[Any, Any], Any] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         """`here`: does the same in the task's own process, when less is due than `spark_from`."""
         super().__init__(**kwargs)
@@ -77,7 +77,7 @@ class SparkDutyOperator(BaseOperator):
 
             raise AirflowSkipException("nothing is due")
         if self.here is not None and int(self.opened["due"]) < spark_from():
-            self._do_here(context)
+            log.info("backstop: %s", self.here(self.opened, context["ti"]))
             return
         remove_left_over()
         private = private_folder()
@@ -99,17 +99,6 @@ class SparkDutyOperator(BaseOperator):
                 str(JOBS / f"{self.duty}.py"),
                 env={**os.environ, **job_environment(private / SECRETS, archives_of(self.conn_id))},
             )
-
-    def _do_here(self, context: Any) -> None:
-        """What a job tells by its exit code is an exception here."""
-        from backstop.errors import Unavailable
-
-        assert self.here is not None
-        try:
-            log.info("backstop: %s", self.here(self.opened))
-        except Unavailable as error:
-            context["ti"].xcom_push(key=SOMETHING_AWAY, value=error.what)
-            raise
 
     def on_kill(self) -> None:
         """Ends the driver that this task started; one that lives on is fenced by its token."""

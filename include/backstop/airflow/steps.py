@@ -126,11 +126,9 @@ def or_skip(opened: Opened | None, why: str) -> Opened:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Tasks of a DAG run: those that failed, those of them that could not start because another one did, and by task what did
-    not answer."""
+    """Tasks of a DAG run: those that failed, and by task what did not answer."""
 
     failed: list[str] = field(default_factory=list)
-    blocked: list[str] = field(default_factory=list)
     away: dict[str, str] = field(default_factory=dict)
 
 
@@ -138,10 +136,11 @@ def ended(context: Mapping[str, Any]) -> Ended:
     """How the tasks before this one ended."""
     ti = context["ti"]
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id]).get(ti.run_id, {})
-    blocked = sorted(name for name, state in states.items() if str(state) == "upstream_failed")
-    failed = sorted([name for name, state in states.items() if str(state) == "failed"] + blocked)
-    said = {name: ti.xcom_pull(task_ids=name, key=SOMETHING_AWAY) for name in states}
-    return Ended(failed, blocked, {name: str(what) for name, what in said.items() if what})
+    began = [name for name, state in states.items() if str(state) in ("success", "failed")]
+    said = {name: ti.xcom_pull(task_ids=name, key=SOMETHING_AWAY) for name in began}
+    # Those that could not start because of another one say nothing by themselves.
+    failed = sorted(name for name, state in states.items() if str(state) == "failed")
+    return Ended(failed, {name: str(what) for name, what in said.items() if what})
 
 
 @log_errors
@@ -197,12 +196,8 @@ def close(opened: Opened, tasks: Ended) -> dict[str, Any]:
     away = dict(tasks.away) | ({"open_run": opened["away"]} if "away" in opened else {})
     said = [f"failed tasks: {', '.join(tasks.failed)}"] * bool(tasks.failed)
     said += [f"away: {'; '.join(f'{name}: {what}' for name, what in away.items())}"] * bool(away)
-    errors: list[BaseException] = [
-        Unavailable(f"{name}: {what}", kept="", next_step="") for name, what in away.items()
-    ]
-    # One that only did not get an answer is no failure, nor are those that waited for it.
-    broken = [name for name in tasks.failed if name not in away and not (away and name in tasks.blocked)]
-    errors += [AirflowFailException(". ".join(said))] * bool(broken)
+    errors: list[BaseException] = [Unavailable(f"{name}: {what}", kept="", next_step="") for name, what in away.items()]
+    errors += [AirflowFailException(". ".join(said))] * any(name not in away for name in tasks.failed)
     with opened_work(opened) as work:
         counts = counts_of(work.control, work.run.run_id, int(opened["due"] or 0))
         state, worst = close_work(work, errors, counts)

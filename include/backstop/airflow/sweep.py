@@ -35,11 +35,11 @@ def open_sweep(group: str | None, dry_run: bool) -> steps.Opened | None:
     return steps.open_duty("sweep", scope=scope, dry_run=dry_run)
 
 
-def sweep_here(opened: steps.Opened) -> dict[str, int]:
+def sweep_here(opened: steps.Opened, ti: Any) -> dict[str, int]:
     """What spark_jobs/sweep.py does, part after part in this process. Raises Unavailable, after all else was done, as it does."""
     from backstop.sweep.run_once import SweepInput
 
-    return steps.do(opened, "sweep", SweepInput(lambda told: log.info("backstop would %s", told)))
+    return steps.do(opened, "sweep", SweepInput(lambda told: log.info("backstop would %s", told)), ti=ti)
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, outlets=[WORK])

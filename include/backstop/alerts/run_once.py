@@ -15,11 +15,6 @@ from backstop.runs.duty import Duty, Step, Work, walk_duty
 _SQL = load("backstop.alerts", "alerts.sql")
 
 
-def send(work: Work[None]) -> None:
-    """Delivers what waits."""
-    work.record(deliver(work.settings, work.connections, work.control))
-
-
 def require_told(work: Work[None]) -> None:
     """Raises AlertsUndelivered when alerts wait that somebody should be told of and no channel takes them; also when there is no
     channel at all, unless `alerts.none_wanted` says that this is meant."""
@@ -36,7 +31,11 @@ def forget(work: Work[None]) -> None:
 
 DELIVER_ALERTS = Duty(
     "deliver_alerts",
-    steps=(Step("deliver", send), Step("require_told", require_told, goes_on="always"), Step("forget", forget)),
+    steps=(
+        Step("deliver", lambda work: deliver(work.settings, work.connections, work.control)),
+        Step("require_told", require_told, goes_on="always"),
+        Step("forget", forget),
+    ),
     unaffected="Every alert stays in the outbox; one that was sent just now may be sent again.",
     next_step="Bring it back; the next run sends what waits.",
 )

@@ -66,7 +66,7 @@ class AuditInput:
 def look(work: Work[AuditInput]) -> None:
     """Every invariant at every place; each part records what it found."""
     day = day_of(work.settings, work.run.as_of, work.input.day)
-    work.counts += look_everywhere(work.settings, work.connections, work.control, work.run, day)
+    work.counts += look_everywhere(*work.parts, day)
     require_complete(work.control, work.run)
 
 

@@ -156,10 +156,7 @@ class IncidentInput:
 def find_plan(work: Work[IncidentInput]) -> None:
     """Plans, or takes the stored plan, and shows it. DecisionRefused when another plan was approved."""
     given = work.input
-    if isinstance(given.wanted, int):
-        found = read_plan(work.control, given.wanted)
-    else:
-        found = plan(work.settings, work.connections, work.control, work.run, given.wanted)
+    found = read_plan(work.control, given.wanted) if isinstance(given.wanted, int) else plan(*work.parts, given.wanted)
     found = replace(found, digest=digest_of(work.control, found.incident_id))
     given.plans.append(found)
     given.show(found)
@@ -170,12 +167,10 @@ def find_plan(work: Work[IncidentInput]) -> None:
         )
 
 
-def request_planned(work: Work[IncidentInput]) -> None:
+def request_planned(work: Work[IncidentInput]) -> Counts:
     """Requests what the plan holds, as the mode says."""
     given, number = work.input, work.input.plans[0].incident_id
-    work.record(
-        execute(work.settings, work.control, work.run, number, given.mode, given.who, approved=bool(given.approved))
-    )
+    return execute(work.settings, work.control, work.run, number, given.mode, given.who, approved=bool(given.approved))
 
 
 INCIDENT = Duty(

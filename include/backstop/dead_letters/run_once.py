@@ -44,32 +44,8 @@ def due(work: Work[TriageInput]) -> int | None:
     return found.total or None
 
 
-def settle(work: Work[TriageInput]) -> None:
-    """Ends the replays that were published."""
-    work.record(settle_replays(work.control, work.run))
-
-
-# Those below record what they did where they commit it.
-
-
-def drain(work: Work[TriageInput]) -> None:
-    """Stores, then acknowledges."""
-    work.counts += drain_all(work.settings, work.connections, work.control, work.run)
-
-
-def classify(work: Work[TriageInput]) -> None:
-    """Stages a cause and a category for each dead letter."""
-    work.counts += classify_letters(work.control, work.settings, work.connections, work.run)
-
-
-def promote(work: Work[TriageInput]) -> None:
-    """Causes, and the dead letters that have them."""
-    work.counts += promote_causes(work.control, work.run)
-
-
-def decide(work: Work[TriageInput]) -> None:
-    """Discards, requests, cases."""
-    work.counts += decide_and_apply(work.settings, work.connections, work.control, work.run, tell=work.input.tell)
+def classify(work: Work[TriageInput]) -> Counts:
+    return classify_letters(work.control, work.settings, work.connections, work.run)
 
 
 TRIAGE = Duty(
@@ -78,14 +54,17 @@ TRIAGE = Duty(
     counts_first=False,
     # Something that is away stops no step: each does all else.
     steps=(
-        Step("settle_replays", settle, in_dry_run=False),
-        Step("drain", drain, goes_on="when_away", in_dry_run=False),
+        Step("settle_replays", lambda work: settle_replays(work.control, work.run), in_dry_run=False),
+        Step("drain", lambda work: drain_all(*work.parts), goes_on="when_away", in_dry_run=False, counts_itself=True),
         # What is stored already is classified and decided, whatever was drained just now.
         Check("letters_drained", goes_on="always"),
-        Step("classify", classify, goes_on="when_away", in_dry_run=False),
+        Step("classify", classify, goes_on="when_away", in_dry_run=False, counts_itself=True),
         Check("causes"),
-        Step("promote", promote, in_dry_run=False),
-        Step("decide_and_apply", decide, goes_on="when_away"),
+        Step("promote", lambda work: promote_causes(work.control, work.run), in_dry_run=False, counts_itself=True),
+        Step(
+            "decide_and_apply", lambda work: decide_and_apply(*work.parts, tell=work.input.tell), goes_on="when_away",
+            counts_itself=True,
+        ),
         Check("letters_decided"),
     ),
     unread=lambda work: unread_logs(work.control, work.run),

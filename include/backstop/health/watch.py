@@ -29,18 +29,11 @@ from backstop.verdicts.sources import Sources
 class Watched:
     """What one watch did: its counts, and the duties that are overdue, each with a sentence."""
 
-    counts: Counts
-    overdue: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class WatchInput:
-    """`overdue`: the duties that the watch found late, each with a sentence."""
-
+    counts: Counts = field(default_factory=Counts)
     overdue: dict[str, str] = field(default_factory=dict)
 
 
-def look(work: Work[WatchInput]) -> None:
+def look(work: Work[Watched]) -> None:
     """One look, its alerts, and the heartbeat: committed before anything is raised.
 
     StoreUnavailable or BrokerUnavailable when something did not answer, HeartbeatLost when the heartbeat's URL did not take it.
@@ -79,6 +72,7 @@ def look(work: Work[WatchInput]) -> None:
         {one.topic: one.finding.title for one in late if one.finding is not None and one.rule == "duty_overdue"}
     )
     counts.add("overdue", len(work.input.overdue))
+    work.input.counts.update(counts)
     work.record(counts)
     if error := missed or _heartbeat_lost(trouble):
         raise error
@@ -94,8 +88,7 @@ WATCH = Duty(
 
 def run_once(settings: Settings, connections: Connections) -> Watched:
     """The whole duty in this process, as `walk_duty`."""
-    given = WatchInput()
-    return Watched(walk_duty(WATCH, settings, connections, given).counts, given.overdue)
+    return walk_duty(WATCH, settings, connections, Watched()).input
 
 
 def _beat(

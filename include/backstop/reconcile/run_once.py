@@ -44,7 +44,7 @@ def due(work: Work[ReconcileInput]) -> int | None:
     return found.total or None
 
 
-def recover(work: Work[ReconcileInput]) -> None:
+def recover(work: Work[ReconcileInput]) -> Counts:
     """Ends attempts that nobody settled in time.
 
     A shard that fails here is counted as `unrecovered`; the count of what is due, or the judge, finds it again and ends the run
@@ -53,27 +53,20 @@ def recover(work: Work[ReconcileInput]) -> None:
     with Sources(work.settings, work.connections) as sources:
         attempts, failed = recover_attempts(sources)
     numbers = Counts(recovered_attempts=attempts, unrecovered=len(failed))
-    work.record(Counts({name: number for name, number in numbers.items() if number}))
+    return Counts({name: number for name, number in numbers.items() if number})
 
 
-def revisit(work: Work[ReconcileInput]) -> None:
-    """Judges the messages of open cases again: confirms exhausted stubs whose work is done, and closes their cases."""
-    work.record(revisit_cases(work.settings, work.connections, work.control, work.run))
-
-
-def judge(work: Work[ReconcileInput]) -> None:
+def judge(work: Work[ReconcileInput]) -> Counts:
     """Judges what is due, and stages the answers."""
     from backstop.reconcile.judge import judge
 
-    spark = work.input.start_spark()
-    scope = scope_of(work.run.scope)
-    work.record(judge(spark, work.settings, work.connections, work.control, work.run, scope, say=work.input.say))
+    return judge(work.input.start_spark(), *work.parts, scope_of(work.run.scope), say=work.input.say)
 
 
 def promote_judged(work: Work[ReconcileInput]) -> None:
     """Applies what was judged and checked: control database first, then each shard."""
-    work.record(promote(work.settings, work.connections, work.control, work.run))
-    work.record(find_anomalies(work.settings, work.connections, work.control, work.run))
+    work.record(promote(*work.parts))
+    work.record(find_anomalies(*work.parts))
 
 
 def unread(work: Work[ReconcileInput]) -> Unavailable | None:
@@ -89,7 +82,8 @@ RECONCILE = Duty(
     due=due,
     steps=(
         Step("recover", recover, in_dry_run=False, when_idle=True),
-        Step("revisit", revisit, in_dry_run=False, when_idle=True),
+        # Confirms exhausted stubs whose work is done by now, and closes their cases.
+        Step("revisit", lambda work: revisit_cases(*work.parts), in_dry_run=False, when_idle=True),
         Step("judge", judge),
         Check("stubs_at_the_door", in_dry_run=True),
         Check("logs_at_the_door", in_dry_run=True),

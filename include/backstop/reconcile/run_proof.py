@@ -16,6 +16,7 @@ from backstop.named_sql import load
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.count_due import control_now
 from backstop.reconcile.prove import Proof, counts_of, prove, window_of
+from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
 from backstop.runs.scope import name_of
@@ -41,15 +42,12 @@ class ProveInput:
     proofs: list[Proof] = field(default_factory=list)
 
 
-def prove_window(work: Work[ProveInput]) -> None:
+def prove_window(work: Work[ProveInput]) -> Counts:
     """Proves the window that the run's scope names."""
     given = work.input
-    proof = prove(
-        given.start_spark(), work.settings, work.connections, work.control, work.run, folder=given.folder,
-        formats=given.formats, say=given.say,
-    )  # fmt: skip
+    proof = prove(given.start_spark(), *work.parts, folder=given.folder, formats=given.formats, say=given.say)
     given.proofs.append(proof)
-    work.record(counts_of(proof))
+    return counts_of(proof)
 
 
 def unproven(work: Work[ProveInput]) -> Unavailable | None:

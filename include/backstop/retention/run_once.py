@@ -74,15 +74,15 @@ def due(work: Work[RetentionInput]) -> int | None:
     return None
 
 
-def purge_all(work: Work[RetentionInput]) -> None:
+def purge_all(work: Work[RetentionInput]) -> Counts | None:
     """All of it, at the pace of the window."""
     pace = _pace(work)
     if pace is None:
-        return  # the window was shut meanwhile
+        return None  # the window was shut meanwhile
     if work.input.longest is not None:
         pace.end_after(work.input.longest)
     pace.stop = work.lost
-    work.record(purge(work.settings, work.connections, work.control, work.run, pace, work.input.reports))
+    return purge(*work.parts, pace, work.input.reports)
 
 
 def _pace(work: Work[RetentionInput]) -> Pace | None:

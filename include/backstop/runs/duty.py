@@ -61,6 +61,10 @@ class Work(Generic[T]):
             add_counts(self.control, self.run, counts)
             self.counts += counts
 
+    @property
+    def parts(self) -> tuple[Settings, Connections, Any, Run]:
+        return self.settings, self.connections, self.control, self.run
+
     def connect(self) -> Any:
         return connect(self.settings, self.connections)
 
@@ -70,11 +74,14 @@ class Step(Generic[T]):
     """One thing that a duty does. It commits what it did, may be done again, and raises Unavailable after all else was done."""
 
     name: str
-    do: Callable[[Work[T]], None]
+    do: Callable[[Work[T]], Counts | None]
+    """Returns what it did; None: it said so with `record`."""
     goes_on: GoesOn = "never"
     in_dry_run: bool = True
     when_idle: bool = False
     """Done also when nothing is due."""
+    counts_itself: bool = False
+    """It adds to the run's counts where it commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +178,7 @@ def do_step(work: Work[T], name: str) -> None:
     """One step of an opened run; nothing where a dry run leaves it out."""
     if work.duty.includes(name, dry_run=work.run.dry_run):
         with control_answers(work.duty, work.settings):
-            work.duty.step(name).do(work)
+            _do(work, work.duty.step(name))
 
 
 def state_of(errors: Sequence[BaseException]) -> EndState:
@@ -228,7 +235,7 @@ def _walk(work: Work[T], check: RunCheck | None, errors: list[BaseException]) ->
                 continue
             try:
                 if isinstance(one, Step):
-                    one.do(work)
+                    _do(work, one)
                 elif check is not None:
                     check(work.run, one.name)
             except (psycopg2.OperationalError, psycopg2.InterfaceError, RunError):
@@ -238,6 +245,14 @@ def _walk(work: Work[T], check: RunCheck | None, errors: list[BaseException]) ->
                     raise
                 errors.append(error)
                 work.control.rollback()
+
+
+def _do(work: Work[T], step: Step[T]) -> None:
+    done = step.do(work)
+    if done and step.counts_itself:
+        work.counts += done
+    elif done:
+        work.record(done)
 
 
 def _count(work: Work[Any]) -> Unavailable | None:

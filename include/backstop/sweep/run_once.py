@@ -101,7 +101,7 @@ class SweepInput:
 
 def count_due(work: Work[SweepInput]) -> int | None:
     """Leases that ended; 0 when only a sample is due, null when neither."""
-    counted = count_before(work.settings, work.connections, work.control, work.run)
+    counted = count_before(*work.parts)
     work.record(Counts(due=counted.leases))
     if counted.leases or counted.is_sample_due:
         return counted.leases
@@ -109,11 +109,11 @@ def count_due(work: Work[SweepInput]) -> int | None:
     return None
 
 
-def sweep(work: Work[SweepInput]) -> None:
-    """Part after part in this process; each records what it did."""
+def sweep(work: Work[SweepInput]) -> Counts:
+    """Part after part in this process."""
     tell = work.input.tell if work.run.dry_run else None
     spread = in_this_process(work.settings, work.connections, work.run, tell)
-    work.counts += sweep_all(work.settings, work.connections, work.control, work.run, spread)
+    return sweep_all(*work.parts, spread)
 
 
 SWEEP = Duty(
@@ -122,7 +122,7 @@ SWEEP = Duty(
     steps=(
         # Leases are taken back also when what the sweep meets is not as it should be.
         Check("leases_before", goes_on="always"),
-        Step("sweep", sweep, goes_on="always"),
+        Step("sweep", sweep, goes_on="always", counts_itself=True),
         Check("leases_after"),
     ),
     unaffected="Leases that were taken back stay so; nothing else was changed.",
