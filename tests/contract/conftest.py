@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -29,57 +27,11 @@ from backstop.brokers.rocketmq.adapter import RocketMQ
 from backstop.brokers.rocketmq.names import encode_group, encode_topic
 from backstop.brokers.rocketmq.properties import own_headers
 from backstop.brokers.rocketmq.stored import Stored, read_stored
+from backstop.brokers.testing import DELIVERY_LIMIT, SEND_TIMEOUT, VISIBILITY, ServerUnderTest
+from backstop.brokers.testing.contract import fetch_all
 from backstop.records import ID_HEADER, Message, Outcome
 from backstop_lab.servers.valkey import Valkey
 from rocketmq_server import RocketMQ as RocketMQServer
-
-VISIBILITY = timedelta(milliseconds=400)
-DELIVERY_LIMIT = 3
-SEND_TIMEOUT = timedelta(seconds=2)
-
-
-class UnderTest(Protocol):
-    """What the suite needs beside the protocol: administration, and faults.
-
-    A fault that some broker cannot have is guarded in the suite by a capability flag, never by a name.
-    """
-
-    @property
-    def broker(self) -> Broker: ...
-
-    deletes_one: bool
-    """Whether a single message can be taken out of the middle of a queue."""
-    silence: Outcome
-    """What a server's silence makes of a batch: REFUSED where the commit, which was not asked for yet, is a step of its own."""
-
-    def another(self) -> Broker:
-        """A second client of the same server, as another process would have."""
-        ...
-
-    def create_topic(self, topic: str, queues: int, max_message_bytes: int | None = None) -> None: ...
-    def delete_topic(self, topic: str) -> None: ...
-    def create_group(self, group: str, topic: str) -> None: ...
-    def subscribe(self, group: str, topics: Sequence[str], consumer: str) -> Subscription: ...
-    def stored(self, topic: str) -> dict[tuple[int, int], str]:
-        """What the server holds: (queue, offset) -> message id, read past the adapter."""
-        ...
-
-    def delete_message(self, topic: str, queue: int, offset: int) -> None: ...
-    def move_group(self, group: str, topic: str, queue: int, next_offset: int) -> None: ...
-    def add_unreadable_dead_letter(self, group: str, topic: str) -> None: ...
-    def refusing(self, topic: str) -> Any:
-        """A context with a client whose login the server does not let write to this topic."""
-        ...
-
-    def wipe(self) -> None: ...
-    def kill(self) -> None: ...
-    def start(self) -> None: ...
-    def stall(self) -> None:
-        """The server takes connections and bytes, and does nothing."""
-        ...
-
-    def wake(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class RedisStreamsUnderTest:
@@ -388,7 +340,7 @@ def _id_in(headers: str) -> str:
     return str(json.loads(headers)["backstop-message-id"])
 
 
-ADAPTERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], UnderTest]]] = {
+ADAPTERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], ServerUnderTest]]] = {
     "activemq": (Server, ActiveMQUnderTest),
     "redis_streams": (Valkey, RedisStreamsUnderTest),
     "rocketmq": (WarmRocketMQ, RocketMQUnderTest),
@@ -423,67 +375,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
-def adapter(request: pytest.FixtureRequest, servers: Callable[[str], Any]) -> Iterator[UnderTest]:
+def adapter(request: pytest.FixtureRequest, servers: Callable[[str], Any]) -> Iterator[ServerUnderTest]:
     """An adapter on a server of its kind. A test names its own topics and groups, and may kill, stall and wipe the server."""
     under_test = ADAPTERS[request.param][1](servers(request.param))
     yield under_test
     under_test.close()
 
 
-_numbers = count()
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> Callable[[str], str]:
-    """Names of topics and groups that no other test uses, with every character that could break a key."""
-    number = next(_numbers)
-    return lambda kind: f"{kind} {number}:100%{{Größe}} “x” 注文 'q' [a]*?"
-
-
 @pytest.fixture
 def receive() -> Callable[..., list[Received]]:
-    """Fetches until so many messages came or the time is over."""
-
-    def fetch_all(
-        subscription: Subscription, number: int, seconds: float = 5.0, limit: int = 100
-    ) -> list[Received]:
-        found: list[Received] = []
-        deadline = time.monotonic() + seconds
-        while len(found) < number and (left := deadline - time.monotonic()) > 0:
-            found += subscription.fetch(limit, timedelta(seconds=min(left, 0.2)))
-        return found
-
     return fetch_all
-
-
-@pytest.fixture
-def in_thread() -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
-    """Runs a function in a thread; what is returned waits for it, and raises what it raised."""
-    threads: list[threading.Thread] = []
-
-    def begin(work: Callable[[], Any]) -> Callable[[], Any]:
-        answer: list[Any] = []
-        failure: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                answer.append(work())
-            except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
-                failure.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        threads.append(thread)
-        thread.start()
-
-        def wait() -> Any:
-            thread.join(30)
-            assert not thread.is_alive(), "the thread did not end within 30 s"
-            if failure:
-                raise failure[0]
-            return answer[0]
-
-        return wait
-
-    yield begin
-    for thread in threads:
-        thread.join(30)

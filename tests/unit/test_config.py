@@ -129,7 +129,7 @@ def test_every_wrong_value_is_named_at_once_with_path_value_and_what_is_allowed(
     assert "policy.max_sends: 0; allowed: greater than or equal to 1" in lines
     assert "policy.bakcoff_base: no such setting; allowed: backoff_base (did you mean that?)" in lines
     assert "groups.billing.progress: 'guessed'; allowed: 'acknowledged', 'logged' or 'received'" in lines
-    assert "brokers.main.kind: 'carrier_pigeon'; allowed: 'redis_streams', 'activemq' or 'rocketmq'" in lines
+    assert "brokers.main.kind: 'carrier_pigeon'; allowed: 'redis_streams', 'activemq', 'rocketmq'" in lines
     assert len(lines) == 7
 
 

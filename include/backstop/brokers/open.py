@@ -1,4 +1,7 @@
-"""Opens a broker by its name in the settings: the one place that knows which kinds there are."""
+"""Opens a broker by its name in the settings: the one place that knows which kinds there are.
+
+Beside ours there may be adapters of others, installed as entry points (docs/brokers/write-an-adapter.md).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any, Final
 from pydantic_core import PydanticCustomError
 
 from backstop.brokers.activemq import ActiveMQ
+from backstop.brokers.installed import installed
+from backstop.brokers.protocol import Broker
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.brokers.rocketmq import RocketMQ
 from backstop.brokers.rocketmq.hold_against import WantedGroup, WantedTopic
@@ -34,14 +39,14 @@ _OPTIONS: Final = {
 }  # fmt: skip
 
 
-def open_broker(settings: Settings, connections: Connections, name: str) -> RedisStreams | ActiveMQ | RocketMQ:
+def open_broker(settings: Settings, connections: Connections, name: str) -> Broker:
     """The broker `name`, not yet asked anything. ConfigurationError for an unknown name, kind or option."""
     broker = settings.brokers.get(name)
     if broker is None:
         known = ", ".join(sorted(settings.brokers)) or "none"
         raise _wrong(f"brokers.{name}: there is no such broker; allowed: {known}.")
     if broker.kind not in _OPTIONS:
-        raise _wrong(f"brokers.{name}.kind: {broker.kind!r}; allowed: {', '.join(sorted(_OPTIONS))}.")
+        return _open_installed(settings, connections, name)
     options = _options(f"brokers.{name}.options", broker.options, _OPTIONS[broker.kind])
     # The rule counts on it: what was not stored by then is never stored.
     options.setdefault("send_timeout", min(_DEFAULT_SEND, settings.shortest_send(name)))
@@ -51,6 +56,19 @@ def open_broker(settings: Settings, connections: Connections, name: str) -> Redi
     if broker.kind == "rocketmq":
         return _open_rocketmq(settings, url, name, options)
     return _open_activemq(settings, url, name, options)
+
+
+def _open_installed(settings: Settings, connections: Connections, name: str) -> Broker:
+    """An adapter of others. It gets what ours get: the URL, its options, and which groups each of its topics has."""
+    broker = settings.brokers[name]
+    options: dict[str, Any] = {"send_timeout": min(_DEFAULT_SEND, settings.shortest_send(name)), **broker.options}
+    if not isinstance(options["send_timeout"], timedelta):
+        options["send_timeout"] = _duration(f"brokers.{name}.options.send_timeout", options["send_timeout"])
+    topics = {topic: tuple(its.groups) for topic, its in settings.topics.items() if its.broker == name}
+    opened: Broker = installed()[broker.kind].load()(
+        connections.url(broker.connection), topics=topics, **options
+    )
+    return opened
 
 
 def _open_rocketmq(settings: Settings, url: str, name: str, options: dict[str, Any]) -> RocketMQ:

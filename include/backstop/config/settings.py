@@ -14,10 +14,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from backstop.brokers.installed import OURS, allowed_kinds, installed
 from backstop.brokers.redelivery import redelivers_for
 from backstop.config.alerts import NOTIFY, AlertsSettings, ChannelSettings
 from backstop.config.dead_letter_rules import DeadLetterRule
@@ -45,7 +47,7 @@ class _Frozen(BaseModel):
 class BrokerSettings(_Frozen):
     """One broker. `options` go to its adapter."""
 
-    kind: Literal["redis_streams", "activemq", "rocketmq"]
+    kind: Name = Field(description="redis_streams, activemq, rocketmq, or the name of an adapter that is installed")
     connection: ConnectionRef
     options: dict[str, int | float | str | bool] = Field(
         default={}, description="what the adapter takes, for example delivery_limit and visibility (seconds)"
@@ -55,6 +57,13 @@ class BrokerSettings(_Frozen):
         description="how long the broker goes on redelivering one message; null: delivery_limit x visibility of options; "
         "for rocketmq the sum of its delay_levels over delivery_limit",
     )
+
+    @field_validator("kind")
+    @classmethod
+    def _is_known(cls, kind: str) -> str:
+        if kind not in OURS and kind not in installed():
+            raise PydanticCustomError("kind", "{allowed}", {"allowed": allowed_kinds()})
+        return kind
 
     def redelivers_for(self) -> timedelta | None:
         """How long the broker redelivers a message before it gives up on it; null: it says nothing about it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import Broker, Subscription
@@ -27,4 +27,5 @@ def own_broker(places: dict[str, Any]) -> OwnBroker:
     """
     settings = load(Path(places["config"]))
     reference = settings.brokers[places["broker_name"]].connection
-    return open_broker(settings, Connections(resolver={reference: str(places["broker"])}.get), places["broker_name"])
+    opened = open_broker(settings, Connections(resolver={reference: str(places["broker"])}.get), places["broker_name"])
+    return cast(OwnBroker, opened)
