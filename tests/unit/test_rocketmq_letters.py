@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,9 +17,10 @@ from backstop.brokers.protocol import LETTER_PAGE_BYTES
 from backstop.brokers.rocketmq.codes import Said
 from backstop.brokers.rocketmq.dead_queue import DeadQueue, DeadQueues, Refused, _in_a_row
 from backstop.brokers.rocketmq.drain import Drain, RocketMQLetters
-from backstop.brokers.rocketmq.find_origins import Origins, _original
-from backstop.brokers.rocketmq.frames import Command
+from backstop.brokers.rocketmq.find_origins import Dead, Origins, _original
+from backstop.brokers.rocketmq.frames import Command, Malformed
 from backstop.brokers.rocketmq.read_letter import broker_id_of, read_letter, ref_of, topic_of
+from backstop.brokers.rocketmq.session import Lost
 from backstop.brokers.rocketmq.stored import Stored
 from backstop.errors import BrokerUnavailable, ConfigurationError
 from backstop.records import ID_HEADER, Position
@@ -141,6 +143,42 @@ class TestPullingAhead:
     def test_any_other_answer_ends_the_reading(self) -> None:
         with pytest.raises(Refused, match="NO_PERMISSION"):
             self.pulled([answer(code=Said.NO_PERMISSION, after=0)], [0])
+
+
+class TestWhatTwoMastersSayOfAnOrigin:
+    """The position is where the message was only when every master that may have it has answered."""
+
+    def find(self, monkeypatch: pytest.MonkeyPatch, *answers: Command | Exception) -> Position | None:
+        original = entry(5, topic="orders", properties={"UNIQ_KEY": "U7"})
+
+        def read(body: bytes) -> list[Stored]:
+            if body == b"odd":
+                raise Malformed("no message")
+            return [original] if body else []
+
+        monkeypatch.setattr("backstop.brokers.rocketmq.find_origins.read_stored", read)
+        routes = SimpleNamespace(brokers=("a", "b"), route=lambda *_, **__: SimpleNamespace(masters={"a": "a:1", "b": "b:1"}))
+        pool = SimpleNamespace(ask_all=lambda asked, deadline: list(answers))
+        dead = Dead("orders", "a", "a:1", entry(7))
+        return Origins(cast(Any, pool), cast(Any, routes), seconds=1).find([dead])[0]
+
+    def test_one_that_is_away_ends_the_page(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(BrokerUnavailable):
+            self.find(monkeypatch, found(b"one"), Lost("it broke"))
+        with pytest.raises(BrokerUnavailable):
+            self.find(monkeypatch, found(b"one"), found(code=1))
+
+    def test_one_whose_answer_cannot_be_read_leaves_no_position(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.find(monkeypatch, found(b"one"), found(code=Said.QUERY_NOT_FOUND)) == Position(0, 5, "0")
+        assert self.find(monkeypatch, found(code=Said.QUERY_NOT_FOUND), found(b"one")) == Position(10_000, 5, "0")
+        assert self.find(monkeypatch, found(b"one"), found(b"one")) is None
+        for unreadable in (found(b"odd"), found(code=Said.NO_PERMISSION)):
+            assert self.find(monkeypatch, found(b"one"), unreadable) is None
+            assert self.find(monkeypatch, unreadable, found(b"one")) is None
+
+
+def found(body: bytes = b"", code: int = Said.SUCCESS) -> Command:
+    return Command(code, 1, 1, None, {}, body)
 
 
 class Log:

@@ -63,7 +63,7 @@ class Origins:
                 asked.append((place, (letter.master, Request(Ask.VIEW_MESSAGE_BY_ID, {"offset": physical}))))
         for (place, _), answer in zip(asked, self._ask([one for _, one in asked], deadline), strict=True):
             letter = letters[place]
-            for one in _messages(answer):
+            for one in _messages(answer) or ():
                 if _is_original(one, letter):
                     found[place] = self._position(letter.broker, one)
         asked = []
@@ -82,8 +82,11 @@ class Origins:
             # A topic that this login may not read, or that is gone, tells no origin: its letter is drained all the same.
             if answer.code not in (Said.SUCCESS, Said.QUERY_NOT_FOUND, Said.NO_PERMISSION, Said.TOPIC_NOT_EXIST):
                 raise unavailable("looking for what dead letters were", answer.said())
-            originals = [one for one in _messages(answer) if _is_original(one, letters[place])]
-            places.setdefault(place, set()).update(self._position(broker, one) for one in originals)
+            its = places.setdefault(place, set())
+            messages = None if answer.code == Said.NO_PERMISSION else _messages(answer)
+            if messages is None:
+                its.add(None)  # what this broker has may be the original as well
+            its.update(self._position(broker, one) for one in messages or () if _is_original(one, letters[place]))
         for place, positions in places.items():
             # A producer that tried again stored its message twice under one id: which of them died here, nothing says.
             found[place] = next(iter(positions)) if len(positions) == 1 else None
@@ -135,13 +138,13 @@ def _original(stored: Stored) -> int | None:
     return None if store_id is None else store_id[1]
 
 
-def _messages(answer: Answer) -> list[Stored]:
-    """None where nothing can be read: a place may hold anything by now, and a letter is drained also when another message that
+def _messages(answer: Answer) -> list[Stored] | None:
+    """None where they cannot be read: a place may hold anything by now, and a letter is drained also when another message that
     its index names cannot be understood; it has no position then."""
     try:
         return read_stored(answer.body) if answer.code == Said.SUCCESS else []
     except Malformed:
-        return []
+        return None
 
 
 def _is_original(one: Stored, letter: Dead) -> bool:
