@@ -483,6 +483,8 @@ def test_all_masters_count_and_one_that_is_away_is_not_left_out(tmp_path: Path) 
         alone = World(first)
         with pytest.raises(Exception, match="several brokers"):
             alone.look.queues(topic)
+        both = {"broker-a", "broker-b"}
+        assert world.look.servers(topic) == alone.look.servers(topic) == both
         second.kill_broker()
         for look in (lambda: world.look.queues(topic), lambda: world.at(topic), world.look.clock):
             with pytest.raises(BrokerUnavailable):
@@ -493,5 +495,8 @@ def test_all_masters_count_and_one_that_is_away_is_not_left_out(tmp_path: Path) 
         for look in (lambda: world.look.queues(topic), lambda: world.at(topic), world.look.clock):
             with pytest.raises(BrokerUnavailable, match="broker-b"):
                 look()
+        # Without the option the look is whole in itself: who calls it must remember that there were two.
+        assert [(queue.queue_id, queue.next_offset) for queue in alone.look.queues(topic)] == [(0, 0), (1, 2)]
+        assert alone.look.servers(topic) == world.look.servers(topic) == {"broker-a"}
         alone.close()
         world.close()

@@ -71,11 +71,12 @@ Start = Callable[..., Routes]
 def start() -> Iterator[Start]:
     peers: list[Peer] = []
 
-    def routes(*servers: Callable[[Peer, socket.socket], None], brokers: list[str] | None = None, seconds: float = 5.0) -> Routes:
+    def routes(*servers: Callable[[Peer, socket.socket], None], brokers: list[str] | None = None, seconds: float = 5.0,
+               removed: list[str] | None = None) -> Routes:  # fmt: skip
         some = [Peer(server) for server in servers]
         peers.extend(some)
         address = Address.parse("rocketmq://" + ",".join(peer.to for peer in some))
-        return Routes(Pool(address, connect_timeout=2), brokers=brokers, answer_timeout=seconds)
+        return Routes(Pool(address, connect_timeout=2), brokers=brokers, answer_timeout=seconds, removed=removed or ())
 
     yield routes
     for peer in peers:
@@ -213,6 +214,31 @@ def test_the_masters_of_the_cluster_are_told(start: Start) -> None:
         start(Names({"a": A}, {}), brokers=["a", "b"]).masters()
 
 
+def servers(routes: Routes, topic: str) -> set[str]:
+    return set(routes.servers(topic, deadline=time.monotonic() + 5))
+
+
+def test_all_brokers_of_a_topic_are_named_also_those_that_a_look_refuses(start: Start) -> None:
+    both = Names({"a": A, "b": None}, {"t": {"a": (6, 1, 1)}, "u": {"b": (6, 1, 1)}})
+    assert servers(start(both), "t") == servers(start(both), "absent") == {"a", "b"}
+    # The option names the brokers of one cluster of several; a topic that has come to another one depends on that, too.
+    assert servers(start(both, brokers=["a"]), "t") == {"a"}
+    assert servers(start(both, brokers=["a"]), "u") == {"a", "b"}
+    assert servers(start(Names({}, {})), "t") == set(), "a name server that has just started"
+    with pytest.raises(BrokerUnavailable):
+        start(away, seconds=0.5).servers("t", deadline=time.monotonic() + 1)
+
+
+def test_a_broker_that_was_removed_is_waited_for_no_more_and_keeps_its_number(start: Start) -> None:
+    names = Names({"a": A, "c": B}, {"t": {"a": (6, 1, 1), "c": (6, 1, 1)}})
+    with pytest.raises(BrokerUnavailable, match="b"):
+        start(names, brokers=["a", "b", "c"]).route("t")
+    routes = start(names, brokers=["a", "b", "c"], removed=["b"])
+    assert [q.number for q in routes.route("t").queues] == [0, 20_000]
+    assert routes.masters() == {"a": A, "c": B}
+    assert servers(routes, "t") == {"a", "b", "c"}
+
+
 @pytest.mark.parametrize("raw", [
     b"", b"[]", b"{}", b"null", b"3", b'{"queueDatas":3,"brokerDatas":3}', b"\xff",
     b'{"queueDatas":[{"brokerName":"a"}],"brokerDatas":[],"brokerAddrTable":{"a":{"brokerAddrs":{}}}}',
@@ -226,6 +252,14 @@ def test_a_route_that_cannot_be_read_is_no_answer(start: Start, raw: bytes) -> N
     names.raw = raw
     with pytest.raises(BrokerUnavailable):
         start(names).route("t")
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"null", b"3", b'{"queueDatas":3}', b'{"queueDatas":[{}]}', b"\xff"])
+def test_brokers_that_cannot_be_read_are_no_answer(start: Start, raw: bytes) -> None:
+    names = Names({"a": A}, {"t": {}})
+    names.raw = raw
+    with pytest.raises(BrokerUnavailable):
+        servers(start(names), "t")
 
 
 def test_a_name_server_that_refuses_is_no_answer(start: Start) -> None:

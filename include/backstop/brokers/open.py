@@ -33,8 +33,8 @@ _OPTIONS: Final = {
         "receive_from", "dead_letters", "redelivery",
     },
     "rocketmq": {
-        "brokers", "connect_timeout", "send_timeout", "answer_timeout", "delivery_limit", "max_message_bytes", "drain_group",
-        "pull_batch", "delay_levels",
+        "brokers", "removed", "connect_timeout", "send_timeout", "answer_timeout", "delivery_limit", "max_message_bytes",
+        "drain_group", "pull_batch", "delay_levels",
     },
 }  # fmt: skip
 

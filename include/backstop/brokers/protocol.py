@@ -205,6 +205,12 @@ class Broker(Protocol):
         """
         ...
 
+    def servers(self, topic: str) -> frozenset[str]:
+        """The names of all servers known now of which each may have a part of the topic, of its retries or of its dead letters,
+        and of those that are stated to be removed for good; empty: the broker is one server. A broker that can forget a server
+        cannot tell that one is missing: the caller remembers the names."""
+        ...
+
     def queues(self, topic: str) -> list[QueueState]:
         """Every queue of the topic itself; retry, delay and dead-letter queues never count."""
         ...

@@ -31,6 +31,7 @@ from backstop.named_sql import load
 from backstop.records import Counts
 from backstop.runs.run import Run, add_counts, hold
 from backstop.runs.scope import topics_of
+from backstop.verdicts.require_servers import require_servers
 
 _SQL = load("backstop.dead_letters", "drain.sql")
 
@@ -92,6 +93,7 @@ def drain_all(
                 if broker is None:
                     opened: Broker = open_broker(settings, connections, name)
                     broker = stack.enter_context(opened)
+                _require_servers(settings, control, broker, name, topics)
                 if run.dry_run:
                     drained.counts.add("read", ask_reader(_count, broker, groups))
                     continue
@@ -113,6 +115,18 @@ def drain_all(
         add_counts(control, run, drained.counts)
     drained.require_reachable()
     return drained.counts
+
+
+def _require_servers(
+    settings: Settings, control: Any, broker: Broker, name: str, topics: Sequence[str] | None
+) -> None:
+    """With fewer servers than were ever seen, dead letters would be missing, and the place that the others came from could be
+    that of another message."""
+    for topic, its in settings.topics.items():
+        if its.broker == name and (topics is None or topic in topics):
+            servers = ask_reader(broker.servers, topic)
+            with control, control.cursor() as cursor:
+                require_servers(cursor, name, topic, servers)
 
 
 def groups_of(settings: Settings, broker: str, topics: Sequence[str] | None) -> list[str]:

@@ -20,6 +20,7 @@ from backstop.stores.protocol import Recorded
 from backstop.verdicts.evidence import GroupLook as Standing
 from backstop.verdicts.evidence import QueueLook as State
 from backstop.verdicts.read_evidence import look_at_groups
+from backstop.verdicts.require_servers import record_servers
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.health", "queries.sql")
@@ -81,6 +82,7 @@ def take_look(sources: Sources, cursor: Any, as_of: datetime, history: History) 
     """
     settings = sources.settings
     looks = look_at_groups(sources, cursor, as_of, list(settings.topics), to_judge=False)
+    record_servers(cursor, looks.servers)
     until = as_of - lag(settings)
     recorded = _each_since(
         {topic: _from(history.topics.get(topic), until) for topic in looks.queues},

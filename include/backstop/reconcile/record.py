@@ -9,6 +9,7 @@ from typing import Any
 from backstop.named_sql import load
 from backstop.runs.run import Run
 from backstop.verdicts.evidence import Looks
+from backstop.verdicts.require_servers import record_servers
 
 _SQL = load("backstop.verdicts", "queries.sql")
 
@@ -21,9 +22,10 @@ def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
     """
     for other in looks.others:
         record_looks(cursor, run, other)
+    record_servers(cursor, looks.servers)
     brokers = {look.topic: look.broker for look in looks.groups.values()}
-    for topic, queues in looks.queues.items():
-        for queue_id, queue in queues.items():
+    for topic in looks.queues:
+        for queue_id, queue in looks.lives(topic).items():
             where = {
                 "broker": brokers[topic], "topic": topic, "queue_id": queue_id, "epoch": queue.epoch, "run_id": run.run_id,
             }  # fmt: skip

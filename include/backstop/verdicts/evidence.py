@@ -95,6 +95,10 @@ class Looks:
     as_of: datetime
     to_judge: bool = True
     queues: dict[str, dict[int, QueueLook]] = field(default_factory=dict)
+    gone: dict[str, dict[int, QueueLook]] = field(default_factory=dict)
+    """By topic: queues of earlier looks that the broker does not name any more, as a life that a person must accept."""
+    servers: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    """(broker, topic) -> the servers that this look found, to be remembered."""
     groups: dict[tuple[str, str], GroupLook] = field(default_factory=dict)
     shards: dict[str, tuple[bool, bool]] = field(default_factory=dict)
     """shard -> (clock is good, attempts were read)"""
@@ -123,10 +127,16 @@ class Looks:
         ]  # fmt: skip
         return rows
 
+    def lives(self, topic: str) -> dict[int, QueueLook]:
+        """The topic's queues, and those that are gone."""
+        return self.queues.get(topic, {}) | self.gone.get(topic, {})
+
     def passed_until(self, look: GroupLook) -> datetime | None:
-        """The settled instant over every queue of the topic; null when one queue is not known."""
+        """The settled instant over every queue of the topic; null when one queue is not known, or is gone and not accepted."""
         queues = self.queues.get(look.topic)
         if queues is None or set(look.settled) != set(queues):
+            return None
+        if not all(queue.accepted for queue in self.gone.get(look.topic, {}).values()):
             return None
         return min((progress.passed_until for progress in look.settled.values()), default=None)
 
@@ -139,7 +149,7 @@ class Looks:
         rows: list[Row] = [
             {
                 "topic": look.topic, "consumer_group": look.group, "broker": look.broker, "removed": False,
-                "lives_accepted": all(queue.accepted for queue in self.queues.get(look.topic, {}).values()),
+                "lives_accepted": all(queue.accepted for queue in self.lives(look.topic).values()),
                 "passed_until": micros(self.passed_until(look)),
                 "log_floor": micros(look.log_floor), "clock_good": look.clock_good,
                 "offsets_read": look.topic in self.queues and look.progress_read,
@@ -166,7 +176,7 @@ class Looks:
         """Rows of frames.PROGRESS: every queue of every group looked at, its offsets known even where progress is not."""
         rows: list[Row] = [row for other in self.others for row in other.progress_rows()]
         for look in self.groups.values():
-            for queue_id, queue in self.queues.get(look.topic, {}).items():
+            for queue_id, queue in self.lives(look.topic).items():
                 settled = look.settled.get(queue_id)
                 rows.append({
                     "topic": look.topic, "consumer_group": look.group, "broker": look.broker, "queue_id": queue_id,

@@ -11,16 +11,19 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from backstop.brokers.protocol import Broker, GroupPosition, Places, ProgressMeans, Retries
+from backstop.brokers.protocol import Broker, GroupPosition, Places, ProgressMeans, QueueState, Retries
 from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.stores.protocol import Life
 from backstop.verdicts.evidence import DeadLetters, GroupLook, Looks, QueueLook
+from backstop.verdicts.require_servers import require_servers
 from backstop.verdicts.settle import Progress, cut, present_epoch, settle
 from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.verdicts", "queries.sql")
 _PAGE = 10_000
+_NO_OFFSET = -1
+"""The next offset of a queue that is gone: below every other, so that what comes after is another life."""
 
 
 class _HasClock(Protocol):
@@ -99,6 +102,8 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
     """Progress, queues, retry depth, in this order; what a broker does not say of one group is noted as that group's."""
     settings = sources.settings.topics[topic]
     broker = sources.broker(name)
+    looks.servers[name, topic] = broker.servers(topic)
+    require_servers(cursor, name, topic, looks.servers[name, topic])
     live: dict[str, dict[int, GroupPosition]] = {}
     retry: dict[str, Retries] = {}
     unread: dict[str, Unavailable] = {}
@@ -108,7 +113,7 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
         except Unavailable as error:
             broker.clock()  # raises when the broker itself is away: each further question would wait for its time-out
             unread[group] = error
-    queues = _queues(broker, sources, cursor, name, topic, looks.drained)
+    queues, gone = _queues(broker, sources, cursor, name, topic, looks)
     for group in live:
         try:
             retry[group] = (
@@ -117,7 +122,7 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
         except Unavailable as error:
             unread[group] = error
     broker_clock = clocks.within(broker, sources.settings.policy_for(topic).max_clock_skew)
-    looks.queues[topic] = queues
+    looks.queues[topic], looks.gone[topic] = queues, gone
     for group in retry:
         seen = retry[group]
         look = replace(
@@ -171,14 +176,15 @@ def _grace(broker: Broker, sources: Sources, topic: str, group: str) -> timedelt
 
 
 def _queues(
-    broker: Broker, sources: Sources, cursor: Any, name: str, topic: str, drained: Collection[tuple[str, str]]
-) -> dict[int, QueueLook]:
+    broker: Broker, sources: Sources, cursor: Any, name: str, topic: str, looks: Looks
+) -> tuple[dict[int, QueueLook], dict[int, QueueLook]]:
+    """The queues that there are, and those of earlier looks that are gone."""
     cursor.execute(_SQL["present_epochs"], {"broker": name, "topic": topic})
     stored = {row[0]: row[1:] for row in cursor.fetchall()}
     queues: dict[int, QueueLook] = {}
     states = broker.queues(topic)
     first = {state.queue_id: state.epoch for state in states if state.queue_id not in stored}
-    accepted_first = _first_lives(sources, name, topic, first, drained) if first else {}
+    accepted_first = _first_lives(sources, name, topic, first, looks.drained) if first else {}
     for state in states:
         unseen = (None, accepted_first.get(state.queue_id, False), None, None)
         epoch, accepted, next_offset, read_at = stored.get(state.queue_id, unseen)
@@ -189,7 +195,13 @@ def _queues(
             if same
             else QueueLook(state, label, False, None, None)
         )
-    return queues
+    gone: dict[int, QueueLook] = {}
+    for queue_id in set(stored) - set(queues):
+        epoch, accepted, next_offset, read_at = stored[queue_id]
+        label, same = present_epoch(epoch.partition("~")[0], _NO_OFFSET, epoch, next_offset)
+        state = QueueState(queue_id, epoch, None, _NO_OFFSET, looks.as_of)
+        gone[queue_id] = QueueLook(state, label, accepted and same, None, None)
+    return queues, gone
 
 
 def _first_lives(

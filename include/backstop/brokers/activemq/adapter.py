@@ -137,6 +137,9 @@ class ActiveMQ:
         """A group's own queue is its retry topic: a copy for one group reaches no other."""
         return self._publisher.publish(messages, group)
 
+    def servers(self, topic: str) -> frozenset[str]:
+        return frozenset()
+
     def queues(self, topic: str) -> list[QueueState]:
         return self._looker.queues(topic)
 

@@ -125,6 +125,9 @@ class RedisStreams:
             return [refused] * len(messages)
         return self._publisher.publish(messages)
 
+    def servers(self, topic: str) -> frozenset[str]:
+        return frozenset()
+
     def queues(self, topic: str) -> list[QueueState]:
         return self._looker.queues(topic)
 

@@ -47,7 +47,8 @@ class RocketMQ:
     """One cluster, found by its name servers. Safe to share between threads; subscriptions and readers are not.
 
     `url`: rocketmq://access:secret@namesrv:9876,namesrv:9876?tls=true ; never shown. `brokers`: the names of all masters, in the
-    order by which queues are numbered, parted by commas; null: topics lie on one broker. `wanted`: what the settings reckon with.
+    order by which queues are numbered, parted by commas; null: topics lie on one broker. `removed`: those that are gone for good,
+    parted by commas. `wanted`: what the settings reckon with.
     `delay_levels`: the brokers' messageDelayLevel. `delivery_limit`: deliveries to one group, the first one too, before a message
     is a dead letter. `send_timeout`: the whole time of one publish; `answer_timeout`: of one look, or one acknowledgement.
     """
@@ -57,6 +58,7 @@ class RocketMQ:
         url: str,
         *,
         brokers: str | None = None,
+        removed: str = "",
         wanted: Mapping[str, WantedTopic] | None = None,
         drain_group: str = DRAIN_GROUP,
         delivery_limit: int = DELIVERIES,
@@ -87,7 +89,8 @@ class RocketMQ:
         self._delivery_limit, self._pull_batch, self._wanted = delivery_limit, pull_batch, wanted or {}
         self._seconds = seconds = answer_timeout.total_seconds()
         self._pool = Pool(Address.parse(url), connect_timeout=connect_timeout.total_seconds())
-        self._routes = Routes(self._pool, brokers=names, answer_timeout=seconds)
+        gone = [name.strip() for name in removed.split(",")]
+        self._routes = Routes(self._pool, brokers=names, answer_timeout=seconds, removed=gone if removed else ())
         clock = Clock(self._pool)
         schedule = Schedule(self._pool, clock, self._levels)
         self._looker = Looker(self._pool, self._routes, clock, schedule, seconds=seconds)
@@ -149,6 +152,9 @@ class RocketMQ:
         Refused while the group consumes in order, or while that cannot be looked for.
         """
         return self._publisher.publish(messages, group)
+
+    def servers(self, topic: str) -> frozenset[str]:
+        return self._looker.servers(topic)
 
     def queues(self, topic: str) -> list[QueueState]:
         return self._looker.queues(topic)

@@ -60,7 +60,15 @@ class Looker:
     def masters(self, doing: str, deadline: float) -> dict[str, str]:
         """broker name -> its master's address: those of the settings, else all that the name servers know."""
         known = self._routes.masters(deadline=deadline)
-        return _there({name: known[name] for name in self._routes.brokers or known}, doing)
+        return _there({name: known[name] for name in self._routes.brokers or known if name in known}, doing)
+
+    def servers(self, topic: str) -> frozenset[str]:
+        """As the protocol has it."""
+        deadline, doing = self._deadline(), f"looking for the brokers of {topic!r}"
+        try:
+            return self._routes.servers(encode_topic(topic), deadline=deadline)
+        except ContractBroken as error:
+            raise unavailable(doing, error.what) from error
 
     def queues(self, topic: str) -> list[QueueState]:
         """By their numbers."""

@@ -78,9 +78,12 @@ class Route:
 class Routes:
     """The routes of one adapter. Safe to share between threads."""
 
-    def __init__(self, pool: Pool, *, brokers: Sequence[str] | None, answer_timeout: float) -> None:
-        """`brokers`: every broker name, in the order by which queues are numbered; null: topics lie on one broker only."""
-        self._pool, self._seconds = pool, answer_timeout
+    def __init__(
+        self, pool: Pool, *, brokers: Sequence[str] | None, answer_timeout: float, removed: Collection[str] = ()
+    ) -> None:
+        """`brokers`: every broker name, in the order by which queues are numbered; null: topics lie on one broker only.
+        `removed`: names that need not be known any more."""
+        self._pool, self._seconds, self._removed = pool, answer_timeout, frozenset(removed)
         self.brokers = tuple(brokers) if brokers is not None else None
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, Route]] = {}
@@ -129,6 +132,22 @@ class Routes:
         self._require_names(masters)
         self._all_there(masters, doing)
         return masters
+
+    def servers(self, topic: str, *, deadline: float) -> frozenset[str]:
+        """The names of all brokers that a look at the topic (RocketMQ's name) depends on, and of those that were removed.
+
+        Several without the option `brokers`, or one that it does not name, are an answer here: they are to be remembered, and
+        the look itself refuses them. Raises BrokerUnavailable.
+        """
+        doing = f"looking for the brokers of {topic}"
+        try:
+            answer, cluster = self._ask(topic, doing, deadline)
+            names = {name for name in _masters(cluster) if name in (self.brokers or (name,))}
+            if answer.code == Said.SUCCESS:
+                names |= {str(one["brokerName"]) for one in answer.json()["queueDatas"]}
+        except (Malformed, KeyError, TypeError) as error:
+            raise unavailable(doing, f"{type(error).__name__}: {error}") from error
+        return frozenset(names) | self._removed
 
     def forget(self, topic: str) -> None:
         """Believe nothing about this topic that was read before."""
@@ -193,7 +212,7 @@ class Routes:
             )
 
     def _missing(self, masters: Mapping[str, str | None]) -> list[str]:
-        return [name for name in self.brokers or () if name not in masters]
+        return [name for name in self.brokers or () if name not in masters and name not in self._removed]
 
     def _read(self, topic: str, answer: Answer) -> Route:
         route = answer.json()

@@ -29,7 +29,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     alert_message, alert_delivery, alert_channel,
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
     incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since, proposal, people_policy,
-    drained_broker
+    drained_broker, broker_server
     TO backstop_duty;
 GRANT SELECT ON decision_log, decision_checkpoint, backstop_control_version TO backstop_duty;
 GRANT EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) TO backstop_duty;
@@ -51,7 +51,8 @@ GRANT SELECT ON
     alert_message, alert_delivery, alert_channel,
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
     incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since,
-    proposal, people_policy, drained_broker, decision_log, decision_checkpoint, backstop_control_version
+    proposal, people_policy, drained_broker, broker_server, decision_log, decision_checkpoint,
+    backstop_control_version
     TO backstop_person;
 GRANT INSERT, UPDATE ON duty_lease, case_file, withdrawal, message_version TO backstop_person;
 GRANT INSERT (duty, scope, token, dry_run, no_send, policy_version, code_version) ON run TO backstop_person;
