@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,31 @@ def test_a_message_is_backlogged_while_its_group_is_down_lost_when_it_is_taken_a
 
 
 def test_a_message_in_a_consumers_hands_is_not_lost_however_long_it_works(world: World, spark: Any) -> None:
-    from datetime import timedelta
-
     world.send("m")
     with world.broker.subscribe(GROUP, [TOPIC], "slow") as subscription:
         assert len(subscription.fetch(1, timedelta(seconds=10))) == 1
         reconcile(world, spark)
     assert world.verdicts() == {"m": "BACKLOGGED"}
+
+
+def test_a_message_that_fails_again_and_again_hides_no_loss(world: World, spark: Any) -> None:
+    """It waits in its client's hands or in the queue: its id is known, and the group is past the other one."""
+    for message_id in ("poison", "lost"):
+        world.send(message_id)
+    with world.broker.subscribe(GROUP, [TOPIC], "failing") as subscription:
+        got: dict[str, Any] = {}
+        until("both", lambda: got.update({
+            one.message.message_id: one for one in subscription.fetch(2, timedelta(seconds=1))
+        }) or len(got) == 2)  # fmt: skip
+        subscription.acknowledge([got["lost"]])
+        for _ in range(2):
+            subscription.hand_back(got["poison"], after=timedelta(0), counts=True)
+            until("it comes again", lambda: got.update(
+                {one.message.message_id: one for one in subscription.fetch(1, timedelta(seconds=1))}
+            ) or got["poison"].deliveries > 1)  # fmt: skip
+            reconcile(world, spark)
+            assert world.verdicts() == {"poison": "BACKLOGGED", "lost": "LOST"}
+            assert world.rows("control", "SELECT message_id, send_number FROM resend_request") == [("lost", 2)]
 
 
 @pytest.fixture
