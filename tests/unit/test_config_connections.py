@@ -100,6 +100,17 @@ def test_no_text_shows_a_secret_and_pickling_carries_what_was_resolved(monkeypat
     assert pickle.loads(pickle.dumps(connections)).url("shop") == "postgresql://me:hunter2@h/db"
 
 
+def test_a_connection_that_nobody_knows_is_missed_only_where_it_is_used() -> None:
+    connections = Connections(resolver={"shop": "postgresql://h/db"}.get)
+    refs = ["nobody's", "shop", "env:NOBODY_SET_THIS"]
+    assert connections.known(refs) == {"shop": "postgresql://h/db"}
+    carried = pickle.loads(pickle.dumps(connections.carrying(refs)))
+    assert carried.url("shop") == "postgresql://h/db"
+    for ref in ("nobody's", "env:NOBODY_SET_THIS"):
+        with pytest.raises(ConfigurationError):
+            carried.url(ref)
+
+
 def test_a_text_with_a_resolved_password_can_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", "postgresql://me:hun%40ter2@h/db")
     connections = Connections().carrying(["shop"])

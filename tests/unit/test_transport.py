@@ -52,3 +52,7 @@ def test_nothing_is_started_over_an_open_connection_where_the_settings_want_none
     # Nobody answers there: it got so far.
     with pytest.raises(StoreUnavailable):
         connect(settings.model_copy(update={"require_tls": True}), Connections(resolver=urls.get), connect_timeout=2)
+    # A line that names a connection which nobody knows stops only what uses it.
+    with pytest.raises(StoreUnavailable):
+        nobodys = {ref: url for ref, url in urls.items() if ref != some}
+        connect(settings.model_copy(update={"require_tls": True}), Connections(resolver=nobodys.get), connect_timeout=2)

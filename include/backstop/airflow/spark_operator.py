@@ -116,7 +116,7 @@ class SparkDutyOperator(BaseOperator):
         check_master(self.conn_id)
         connections = Connections(resolver=url_from_airflow)
         named = [ref for ref in load().connection_refs() if not ref.startswith("env:")]
-        write_secrets_file(private / SECRETS, {ref: connections.url(ref) for ref in named})
+        write_secrets_file(private / SECRETS, connections.known(named))
         return client_hook(
             conn_id=self.conn_id,
             conf={"spark.speculation": "false", **settings_of(self.conn_id), **self.conf},

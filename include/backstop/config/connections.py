@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
@@ -54,10 +55,17 @@ class Connections:
         self._urls[url] = url
         return url
 
-    def carrying(self, refs: Iterable[str]) -> Connections:
-        """Resolves all of these now, so that a pickled copy has them where neither file nor environment is."""
+    def known(self, refs: Iterable[str]) -> dict[str, str]:
+        """The URLs of these connections, without those that cannot be resolved: only what uses one of them fails."""
+        found: dict[str, str] = {}
         for ref in refs:
-            self.url(ref)
+            with suppress(ConfigurationError):
+                found[ref] = self.url(ref)
+        return found
+
+    def carrying(self, refs: Iterable[str]) -> Connections:
+        """Resolves all of these now, as `known`, so that a pickled copy has them where neither file nor environment is."""
+        self.known(refs)
         return self
 
     def hide(self, text: str) -> str:

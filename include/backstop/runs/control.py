@@ -81,7 +81,7 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
 
 
 def _require_tls(settings: Settings, connections: Connections) -> None:
-    found = {ref: open_to_others(connections.url(ref)) for ref in settings.connection_refs()}
+    found = {ref: open_to_others(url) for ref, url in connections.known(settings.connection_refs()).items()}
     if open_ones := [f"{ref} ({why})" for ref, why in found.items() if why is not None]:
         raise ConfigurationError(
             f"Connections that others on the way could read: {'; '.join(open_ones)}.",
