@@ -192,6 +192,8 @@ def fate(
         how = "passed_over" if passed else "expired_in_broker" if expired else "truncated"
         past = either(passed, expired, truncated)
         return Fate(True, past, queue["settled_offset"] is not None, epoch_good, how)
+    if group["passed_until"] is None and group["lives_accepted"] is False:
+        epoch_good = False  # it may be in a queue that is gone, which nobody has accepted
     stored_by = None
     if copy.attempted_at is not None:
         # "A send begins at the latest at attempt_deadline - max_send_duration", which counts until it is settled.

@@ -136,7 +136,7 @@ def test_a_server_is_remembered_also_when_the_look_was_refused_and_by_the_watch(
 
 
 def test_a_queue_that_is_gone_is_a_new_life_that_a_person_accepts(world: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is acknowledged there is asked about; what may be there, or elsewhere, is not called past by the other queues."""
+    """What is acknowledged there, or may be there, is asked about, and not called past by the other queues."""
     look(world)
     assert judged(world) == {0: LOST, 1: LOST, None: UNSENT}
     for name in ("queues", "progress"):
@@ -145,7 +145,7 @@ def test_a_queue_that_is_gone_is_a_new_life_that_a_person_accepts(world: System,
             RedisStreams, name, lambda self, *of, whole=whole: [one for one in whole(self, *of) if one.queue_id != 1]
         )
     for _ in range(3):
-        assert judged(world) == {0: LOST, 1: ("UNKNOWN", "new_epoch"), None: ("UNKNOWN", "progress_unknown")}
+        assert judged(world) == {0: LOST, 1: ("UNKNOWN", "new_epoch"), None: ("UNKNOWN", "new_epoch")}
         look(world)
     conn = world.control()
     with closing(conn):

@@ -85,7 +85,7 @@ trusting AS (
         greatest(
             c.started_at, CASE WHEN NOT c.settled THEN c.deadline - c.max_send_duration END, c.deliver_at
         ) + c.max_send_duration AS stored_by,
-        g.passed_until, i.as_of
+        g.passed_until, coalesce(g.lives_accepted, true) AS lives_accepted, i.as_of
     FROM timed c
     CROSS JOIN instant i
     LEFT JOIN group_state g ON g.topic = c.topic AND g.consumer_group = c.consumer_group AND g.broker = c.broker
@@ -116,7 +116,8 @@ seen AS (
         sum(CASE WHEN place = 'ahead' THEN 1 ELSE 0 END) AS copies_ahead,
         sum(CASE WHEN place IN ('passed', 'expired', 'truncated') THEN 1 ELSE 0 END) AS copies_past,
         bool_or(acknowledged) AS acknowledged,
-        bool_or(of_older_epoch) AS of_older_epoch,
+        -- Without a position it may be in a queue whose life nobody has accepted; no time is known then to judge it by.
+        bool_or(of_older_epoch OR (NOT trusted AND passed_until IS NULL AND NOT lives_accepted)) AS of_older_epoch,
         bool_and(clock_good) AS clock_good,
         bool_and(offsets_read) AS offsets_read,
         bool_and(dead_letters_read) AS dead_letters_read,
