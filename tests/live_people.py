@@ -1,4 +1,5 @@
-"""One embedded platform with a live Airflow, in which people with different roles answer; and the hands a test needs for it."""
+"""One embedded platform with a live Airflow, in which duties run and people with different roles answer; and the hands a test
+needs for it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ from backstop.cases.open import open_case
 from backstop.client import SendPolicy, record
 from backstop.config.connections import Connections
 from backstop.config.load import load
-from backstop.schema.prepare import prepare
 from backstop_lab.platform import PROJECT, Platform
 from backstop_lab.servers.airflow_api import FINISHED, AirflowApi, AirflowUnavailable
 
@@ -29,6 +29,11 @@ HOSTILE = "id-1` <img src=x onerror=alert(1)> [a](http://evil.example) {{ 7*7 }}
 SIMPLE = {"olga": "op", "otto": "op", "uwe": "user", "vera": "viewer"}
 """Users of the simple auth manager, and their roles."""
 Detail = dict[str, Any]
+FORMS = """
+SELECT h.subject, h.responded_at IS NULL AND t.state = 'awaiting_input' AS asks
+FROM hitl_detail h JOIN task_instance t ON t.id = h.ti_id
+"""
+"""Airflow's forms, and whether each waits for an answer."""
 
 
 class Live:
@@ -42,6 +47,8 @@ class Live:
         """By form: gives the answer that Airflow took for it once more."""
         self._asked: dict[object, float] = {}
         """Since when it asks for an answer that it lost."""
+        self._metadata = psycopg2.connect(platform.dsn("airflow"))
+        self._metadata.autocommit = True
 
     def control(self) -> Any:
         return psycopg2.connect(self.platform.dsn("control"))
@@ -54,6 +61,22 @@ class Live:
                 return cursor.fetchall() if cursor.description else []
         finally:
             connection.close()
+
+    def airflow(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Rows of Airflow's own tables, over one connection: those who wait read often, and a request costs its api-server more
+        than the task that they wait for."""
+        with self._metadata.cursor() as cursor:
+            cursor.execute(query, values)
+            return list(cursor.fetchall())
+
+    def wait(self, dag: str, run: str) -> str:
+        """The state in which the run ended."""
+        self.wait_for(lambda: self.state(dag, run) in FINISHED, f"the end of {run} of {dag}")
+        return self.state(dag, run)
+
+    def state(self, dag: str, run: str) -> str:
+        ((state,),) = self.airflow("SELECT state FROM dag_run WHERE dag_id = %s AND run_id = %s", dag, run)
+        return str(state)
 
     def case(self, severity: str, *ids: str, kind: str = "unknown", topic: str = "orders", subject: str = "") -> int:
         """An open case about messages that were promised and never sent."""
@@ -85,7 +108,7 @@ class Live:
 
     def look(self) -> None:
         """One run of ask_people, to its end."""
-        assert self.api.wait("ask_people", self.api.trigger("ask_people", {}), SECONDS) == "success"
+        assert self.wait("ask_people", self.api.trigger("ask_people", {})) == "success"
 
     def details(self, case_id: int) -> list[Detail]:
         """What Airflow shows of the case and nobody answered yet."""
@@ -93,14 +116,32 @@ class Live:
         return [one for one in found["hitl_details"] if one["subject"].startswith(f"Case {case_id}:")
                 and one["task_instance"]["state"] == "awaiting_input"]  # fmt: skip
 
+    def asks(self, case_id: int) -> int:
+        """How many of its questions wait for an answer."""
+        query = f"SELECT count(*) FROM ({FORMS}) AS form WHERE subject LIKE %s AND asks"
+        return int(self.airflow(query, f"Case {case_id}:%")[0][0])
+
     def question(self, case_id: int, dag: str = "decide_case") -> Detail:
         def asked() -> bool:
-            ended = [run["dag_run_id"] for run in self.api.dag_runs(dag) if run["state"] == "failed"]
+            ended = self.airflow("SELECT run_id FROM dag_run WHERE dag_id = %s AND state = 'failed'", dag)
             assert not ended, f"failed: {ended}"
-            return len(self.details(case_id)) == 1
+            return self.asks(case_id) == 1
 
         self.wait_for(asked, f"one question about case {case_id}")
+        self.wait_until_parked(dag, self.run_of(case_id))
         return self.details(case_id)[0]
+
+    def wait_until_parked(self, dag: str, run: str, task: str = "ask") -> None:
+        """Until the form is there and the scheduler knows that its task has left its worker: it would lose an earlier answer."""
+        log = self.platform.airflow.home / "scheduler.log"
+        where = f"TaskInstance Finished: dag_id={dag}, task_id={task}, run_id={run}, "
+
+        def parked() -> bool:
+            if self.tasks(run, dag).get(task) != "awaiting_input":
+                return False
+            return any(where in line and "state=awaiting_input" in line for line in log.read_text(errors="replace").splitlines())
+
+        self.wait_for(parked, f"the form of {task} in {run} of {dag}")
 
     def run_of(self, case_id: int) -> str:
         """The run that asks about the case now."""
@@ -136,13 +177,13 @@ class Live:
 
         def over() -> bool:
             if path in self._taken:
-                form = self.api.request("GET", path)
-                if self.asks_again(path, not form["response_received"] and form["task_instance"]["state"] == "awaiting_input"):
+                form = self.airflow(f"{FORMS} WHERE t.dag_id = %s AND t.run_id = %s AND t.task_id = %s", dag, run, task)
+                if self.asks_again(path, [asks for _, asks in form] == [True]):
                     assert self._taken[path]() == 200
-            return str(self.api.dag_run(dag, run)["state"]) in FINISHED
+            return self.state(dag, run) in FINISHED
 
         self.wait_for(over, f"the end of {run} of {dag}")
-        return self.tasks(run, dag) | {"": str(self.api.dag_run(dag, run)["state"])}
+        return self.tasks(run, dag) | {"": self.state(dag, run)}
 
     def asks_again(self, what: object, asks: bool) -> bool:
         """Whether Airflow has asked for some seconds, as it does after it lost an answer.
@@ -154,7 +195,8 @@ class Live:
         return asks and since is not None and time.monotonic() - since > A_MOMENT
 
     def tasks(self, run: str, dag: str = "decide_case") -> dict[str, str]:
-        return {str(t["task_id"]): str(t["state"]) for t in self.api.task_instances(dag, run)}
+        query = "SELECT task_id, state FROM task_instance WHERE dag_id = %s AND run_id = %s"
+        return {name: str(state) for name, state in self.airflow(query, dag, run)}
 
     def ended(self, run: str) -> tuple[Any, ...]:
         return self.rows("SELECT how, answered_by, answer, said FROM case_question WHERE dag_run_id = %s", run)[0]
@@ -167,9 +209,13 @@ class Live:
 
     def run(self, duty: str, **form: object) -> dict[str, str]:
         """A run by hand, to its end: each task's state, and the run's own under ""."""
-        run_id = self.api.trigger(duty, form)
-        state = self.api.wait(duty, run_id, SECONDS)
-        return {str(t["task_id"]): str(t["state"]) for t in self.api.task_instances(duty, run_id)} | {"": state}
+        return self.run_named(duty, **form)[1]
+
+    def run_named(self, duty: str, **form: object) -> tuple[str, dict[str, str]]:
+        """The same, after Airflow's id of the run."""
+        run = self.api.trigger(duty, form)
+        state = self.wait(duty, run)
+        return run, self.tasks(run, duty) | {"": state}
 
 
 def form_of(dag: str, run: str, task: str) -> str:
@@ -209,7 +255,7 @@ def long_ago(people: Live, message_id: str, topic: str = "orders") -> None:
     )  # fmt: skip
 
 
-DUTIES = ("decide_case", "ask_people", "triage", "resend", "replay_incident")
+DUTIES = ("decide_case", "ask_people", "triage", "resend", "replay_incident", "reconcile", "sweep", "watch")
 
 
 @contextmanager
@@ -225,10 +271,10 @@ def live_people(
     platform = Platform(root, config)
     try:
         platform.start(airflow=False)
-        prepare(load(platform.config), platform.connections())
         platform.airflow.env.update(platform.environment() | {
             "BACKSTOP_RETRY_SECONDS": "1", "BACKSTOP_LOOK_AGAIN_SECONDS": "15", "BACKSTOP_ASK_SCHEDULE": "none",
-            "BACKSTOP_TRIAGE_SCHEDULE": "none", "BACKSTOP_RESEND_SCHEDULE": "none",
+            "BACKSTOP_TRIAGE_SCHEDULE": "none", "BACKSTOP_RESEND_SCHEDULE": "none", "BACKSTOP_RECONCILE_SCHEDULE": "none",
+            "BACKSTOP_SWEEP_SCHEDULE": "none", "BACKSTOP_WATCH_SCHEDULE": "none",
             "BACKSTOP_DOCS_FOLDER": str(root / "docs"), "BACKSTOP_SPARK_FROM": "3",
         } | environment)  # fmt: skip
         platform.airflow.users |= users

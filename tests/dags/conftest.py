@@ -19,7 +19,7 @@ _ready: list[Any] = []
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One start of Airflow for all tests in which people answer, of several files; it ends with the last of them."""
+    """One start of Airflow for the tests of several files; it ends with the last of them. Each has its own topics and cases."""
     from live_people import live_people
 
     if not _ready:

@@ -8,7 +8,7 @@ import psycopg2
 import pytest
 
 from backstop.cases.questions import choose
-from live_people import HOSTILE, SECONDS, Live
+from live_people import HOSTILE, Live
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -87,12 +87,12 @@ def test_an_answer_in_the_first_instant_two_people_at_once_and_a_lost_start_end_
 
     # As soon as Airflow knows the question, before the task has left its worker.
     people.wait_for(lambda: people.answer(people.name(hasty, 1), "leave", why="in the first instant") == 200, "a hasty answer")
-    assert people.api.wait("ask_people", looking, SECONDS) == "success"
+    assert people.wait("ask_people", looking) == "success"
 
     def settled() -> bool:
-        if people.asks_again(hasty, bool(people.details(hasty))):  # it was lost on its way
+        if people.asks_again(hasty, people.asks(hasty) > 0):  # it was lost on its way
             people.answer(people.name(hasty, 1), "leave", why="in the first instant")
-        return str(people.api.dag_run("decide_case", people.name(hasty, 1))["state"]) == "success"
+        return people.state("decide_case", people.name(hasty, 1)) == "success"
 
     people.wait_for(settled, "the hasty answer's end")
     assert people.rows("SELECT state, decision, decided_by, why FROM case_file WHERE case_id = %s", hasty) == [

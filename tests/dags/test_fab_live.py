@@ -184,7 +184,7 @@ def test_a_plan_that_somebody_rewrote_is_not_run_and_a_list_is_sent_for_who_may(
         SELECT max(run_id), 'shop_a', 'refunds', 'r-planned', 'billing', 'UNSENT', 'not sent', 0, true, '{}' FROM run""")
     form = {"topic": "refunds", "verdicts": ["UNSENT"], "mode": "full", "why": "otto wants it"}
     run = api(fab, "otto").trigger("replay_incident", form)
-    fab.wait_for(lambda: fab.tasks(run, "replay_incident").get("approve") == "awaiting_input", "the question")
+    fab.wait_until_parked("replay_incident", run, "approve")
     assert fab.rows("SELECT planned_by FROM incident WHERE planned_in = %s", run) == [("otto",)]
     yes = fab.api.request("GET", form_of("replay_incident", run, "approve"))["options"][0]
     assert fab.answer(run, yes, api=api(fab, "otto"), dag="replay_incident", task="approve") == 403

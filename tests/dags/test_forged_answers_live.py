@@ -49,7 +49,7 @@ def test_a_plan_that_somebody_rewrote_is_neither_shown_nor_run(people: Live) -> 
         SELECT max(run_id), 'shop_a', 'orders', 'o-planned', 'billing', 'UNSENT', 'not sent', 0, true, '{}' FROM run""")
     form = {"topic": "orders", "verdicts": ["UNSENT"], "mode": "full", "why": "uwe wants it"}
     run = uwe.trigger("replay_incident", form)
-    people.wait_for(lambda: people.tasks(run, "replay_incident").get("approve") == "awaiting_input", "the question")
+    people.wait_until_parked("replay_incident", run, "approve")
     ((plan, planned_by),) = people.rows("SELECT run_id, planned_by FROM incident WHERE planned_in = %s", run)
     assert planned_by == "uwe"
     yes = people.api.request("GET", form_of("replay_incident", run, "approve"))["options"][0]
@@ -71,16 +71,16 @@ def test_a_list_of_ids_is_sent_for_who_may_decide_and_in_their_name_alone(people
     assert status(vera, "POST", "/dags/resend/dagRuns", {"conf": form, "logical_date": None}) == 403
     requests = "SELECT requested_by FROM resend_request WHERE message_id = 'o-listed'"
     run = uwe.trigger("resend", form)
-    assert people.api.wait("resend", run, 600) == "failed"
+    assert people.wait("resend", run) == "failed"
     assert "uwe may not send a list of ids of orders" in people.api.task_log("resend", run, "open_run")
     assert people.rows(requests) == []
     run = people.platform.airflow.api_of("olga").trigger("resend", form | {"by": "otto"})
-    people.api.wait("resend", run, 600)
+    people.wait("resend", run)
     assert people.rows(requests) == [("person olga",)]
     # Clearing olga's run asks for nothing in her name.
     people.rows("DELETE FROM resend_request WHERE message_id = 'o-listed'")
     cleared = {"dry_run": False, "dag_run_id": run, "only_failed": False, "reset_dag_runs": True}
     assert status(uwe, "POST", "/dags/resend/clearTaskInstances", cleared) == 200
-    assert people.api.wait("resend", run, 600) == "failed"
+    assert people.wait("resend", run) == "failed"
     assert "was taken before" in people.api.task_log("resend", run, "open_run", 2)
     assert people.rows(requests) == []
