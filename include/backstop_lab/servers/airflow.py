@@ -236,6 +236,9 @@ DEFAULTS = {
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
     # On a busy machine the api-server takes its time. With 5 s, Airflow's default, tasks give up, ask again, and fail.
     "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
+    # A parsing that it gives up, after 50 s or 30, takes the file's DAGs away until the next one.
+    "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "300",
+    "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "300",
     # For those who wait for each task. Half of it, and the scheduler alone takes a third of a core by looking.
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
 }
