@@ -17,6 +17,7 @@ import redis
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.dead_letters.count_due import count_due
 from backstop.dead_letters.drain import Bounds, drain_all
+from backstop.dead_letters.quota import Queue, Quota, tell_quota
 from backstop.errors import BrokerUnavailable, RunLost
 from backstop.quality.audit import _breaches, session_options
 from backstop.quality.suites import checks_of
@@ -117,6 +118,7 @@ def test_a_group_that_floods_fills_its_share_and_the_others_are_drained(world: W
     assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", [DEAD]) == [(0,)], "it is not drained to its end"
     [(kind, group, state, summary)] = world.control("SELECT kind, consumer_group, state, summary FROM case_file")
     assert (kind, group, state) == ("quota_full", "billing", "open") and "11000 bytes" in summary
+    assert f"Left there: 15 in {DEAD} of embedded." in summary
     assert world.control("SELECT count(*) FROM alert") == [(1,)]
     assert bounded()["beyond_quota"] == 15
     assert world.control("SELECT count(*), min(state) FROM case_file") == [(1, "open")]
@@ -126,6 +128,30 @@ def test_a_group_that_floods_fills_its_share_and_the_others_are_drained(world: W
     assert bounded()["stored"] == 5
     assert client.xlen(DEAD) == 0
     assert world.control("SELECT state FROM case_file") == [("closed",)]
+
+
+def test_the_case_of_a_full_quota_names_what_is_left_and_what_the_broker_may_do_to_it(
+    world: World, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backstop.dead_letters.drain._PASSED_OVER", 3)
+    limits = world.settings.dead_letters.model_copy(update={"group_kept_bytes": 2 * 1100})
+    settings = world.settings.model_copy(update={"dead_letters": limits})
+    fill(client, 25)
+    with triage(world) as run:
+        drain_all(settings, world.connections, world.conn, run, bounds=Bounds(page=4))
+    [(summary, left)] = world.control("SELECT summary, evidence -> 'left' FROM case_file")
+    [read] = left
+    assert read == {"broker": "embedded", "queue": DEAD, "dead_letters": read["dead_letters"], "at_least": True}
+    assert 3 <= read["dead_letters"] < 23 and f"at least {read['dead_letters']} in {DEAD} of embedded." in summary
+    for kind, does in (("rocketmq", "removes it with its files (fileReservedTime)"), ("activemq", "maxBrowsePageSize")):
+        broker = settings.brokers["embedded"].model_copy(update={"kind": kind})
+        other = settings.model_copy(update={"brokers": {"embedded": broker}})
+        quota = Quota(1, 1, full={"billing"})
+        quota.left["billing"][Queue("embedded", "ActiveMQ.DLQ")] = 7
+        with triage(world) as run:
+            tell_quota(world.conn, run, other, quota)
+        [(summary,)] = world.control("SELECT summary FROM case_file")
+        assert "Left there: 7 in ActiveMQ.DLQ of embedded. Act soon: " in summary and does in summary
 
 
 def test_when_all_together_are_too_many_every_queue_waits_and_the_run_goes_on(world: World, client: Any) -> None:

@@ -23,7 +23,7 @@ from backstop.brokers.protocol import LETTERS_IN_HAND, Broker, DeadLetter, DeadL
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters.ask_reader import ask_reader
-from backstop.dead_letters.quota import Quota, read_quota, tell_quota
+from backstop.dead_letters.quota import Queue, Quota, read_quota, tell_quota
 from backstop.dead_letters.storable import QUEUE_BYTES
 from backstop.dead_letters.store_page import Page, Place, store_page
 from backstop.errors import BrokerUnavailable, Unavailable
@@ -111,7 +111,7 @@ def drain_all(
                 except Unavailable as error:
                     drained.missed[subject] = error.what
     if not run.dry_run:
-        drained.counts += tell_quota(control, run, quota)
+        drained.counts += tell_quota(control, run, settings, quota)
         add_counts(control, run, drained.counts)
     drained.require_reachable()
     return drained.counts
@@ -166,7 +166,7 @@ def _drain_queue(
                     at_the_end = True
                     break
                 ahead = reading.read(bounds.page)
-                fitting = quota.fitting(letters)
+                fitting = quota.fitting(letters, Queue(name, queue))
                 beyond += len(letters) - len(fitting)
                 beyond_bytes += sum(len(one.content) for one in letters) - sum(len(one.content) for one in fitting)
                 for page in _store(control, run, place, fitting, reading.forgotten(), first_batch, look, drained):
@@ -189,6 +189,8 @@ def _drain_queue(
         finally:
             if beyond:
                 drained.counts.add("beyond_quota", beyond)
+                if not at_the_end:
+                    quota.unread.add(Queue(name, queue))
             if reading.letters:
                 drained.counts.add("acknowledged", reading.letters)
             thread.submit(ask_reader, reading.reader.close).result()
