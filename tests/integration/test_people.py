@@ -20,6 +20,7 @@ from backstop.errors import DecisionRefused
 from backstop.named_sql import load
 from backstop.resend.work import Listing, run_duty
 from backstop.runs.control import connect
+from backstop.runs.run import close_run, open_run
 from backstop.runs.scope import name_of
 from backstop.runs.speaker import keep_policy, person
 from backstop.schema.migrate import grant
@@ -84,7 +85,10 @@ def test_a_person_decides_dead_letters_and_replays_an_incident(world: World, ann
         run_incident(world.settings, Connections(), plan.incident_id, "canary", "olga")
     assert world.control("SELECT * FROM resend_request") == []
     run_incident(world.settings, Connections(), plan.incident_id, "canary", "ann")
-    assert world.control(LOG)[-1][:4] == ("ann", "ann", "replay (canary)", f"plan {plan.incident_id} of orders")
+    about = f"plan {plan.incident_id} of orders"
+    assert [entry[:4] for entry in world.control(LOG)] == [
+        ("ann", "ann", f"{does} (canary)", about) for does in ("begin to replay", "replay")
+    ]
 
 
 def test_nobody_with_a_login_of_their_own_decides_in_anothers_name(world: World, ann: Any, capfd: Any) -> None:
@@ -235,6 +239,124 @@ def test_a_row_in_anothers_name_is_refused_also_to_who_writes_it_by_hand(world: 
         cursor.execute("DELETE FROM pause")
 
 
+SEEN = """
+    INSERT INTO case_file (kind, topic, summary) VALUES ('unknown', 'orders', 's'), ('unknown', 'refunds', 's');
+    INSERT INTO case_file (kind, topic, summary, state, decision, decided_by, decided_at, why)
+    VALUES ('overdue', 'orders', 's', 'decided', 'leave', 'ann', now(), 'known');
+    INSERT INTO case_member (case_id, shard, topic, message_id) VALUES (1, 'shop_a', 'orders', 'a');
+    INSERT INTO run (duty, scope, token, policy_version, code_version)
+    SELECT 'incident', '["orders"]', gen_random_uuid(), '1', '1' FROM generate_series(1, 2);
+    INSERT INTO run (duty, scope, token, policy_version, code_version)
+    VALUES ('reconcile', '*', gen_random_uuid(), '1', '1');
+    INSERT INTO duty_lease (duty, scope, token, run_id) SELECT duty, scope, token, run_id FROM run WHERE duty = 'reconcile';
+    INSERT INTO incident (run_id, wanted, planned_by, why, whole)
+    VALUES (1, '{"topic": "orders"}', 'olga', 'w', true), (2, '{"topic": "orders"}', 'ann', 'w', true);
+    INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason)
+    VALUES (1, 1, 'shop_a', 'orders', 'a', 'billing', 1, 'topic', 'r');
+    INSERT INTO proposal (case_id, action, who, why) VALUES (1, 'void', 'olga', 'w');
+    INSERT INTO pause (topic, paused_by, why) VALUES ('refunds', 'olga', 'w');
+    INSERT INTO queue_epoch (broker, topic, queue_id, epoch, accepted) VALUES ('b', 'orders', 0, 'e', false);
+    INSERT INTO owed_since (topic, consumer_group) VALUES ('orders', 'billing');
+    INSERT INTO resend_batch (topic) VALUES ('orders');
+    INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)
+    VALUES ('shop_a', 'orders', 'q', 1, 'r', 'reconcile')"""
+
+
+def test_what_a_person_changes_by_sql_beside_the_program_is_in_the_log(world: World, ann: Any) -> None:
+    world.control(SEEN)
+    dead(world, "m", "poison")
+    for statement, subject in (
+        ("UPDATE incident SET approved_by = 'ann', approved_at = now() WHERE run_id = 1", "plan 1 of orders"),
+        ("UPDATE incident SET too_wide = false WHERE run_id = 2", "plan 2 of orders"),
+        ("UPDATE incident_delivery SET asked_at = now()", "plan 1 of orders"),
+        ("INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason)"
+         " VALUES (2, 1, 'shop_a', 'orders', 'z', 'billing', 1, 'topic', 'r')", "plan 2 of orders"),
+        ("UPDATE proposal SET ended_at = now(), ended_by = 'ann', how = 'rejected'", "case 1"),
+        ("INSERT INTO proposal (case_id, action, who, why) VALUES (2, 'void', 'ann', 'w')", "case 2"),
+        ("UPDATE case_member SET settled_at = now()", "case 1"), ("DELETE FROM case_member", "case 1"),
+        ("UPDATE case_file SET state = 'closed', closed_at = now() WHERE case_id = 1", "case 1"),
+        ("UPDATE case_file SET summary = 'nothing' WHERE case_id = 2", "case 2"),
+        ("UPDATE case_file SET why = 'another' WHERE case_id = 3", "case 3"),
+        ("INSERT INTO case_file (kind, topic, summary, state, closed_at) VALUES ('unknown', 'payments', 's', 'closed', now())",
+         "case 4"),
+        ("INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)"
+         " VALUES ('shop_a', 'orders', 'n', 1, 'r', 'person ann')", "orders"),
+        ("UPDATE resend_request SET state = 'not_needed' WHERE message_id = 'q'", "orders"),
+        ("UPDATE resend_batch SET state = 'given_up', ended_at = now()", "orders"),
+        ("UPDATE dead_letter SET look_at = 'infinity'", "orders"), ("UPDATE queue_epoch SET accepted = true", "orders"),
+        ("INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why)"
+         " VALUES ('orders', 'd', 'billing', 'discard', 'ann', 'w')", "orders"),
+        ("INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)"
+         " VALUES ('shop_a', 'orders', 'w', 3, 'ann', 'w')", "case 3"),
+        ("INSERT INTO message_version (shard, topic, message_id, content_version, content, case_id, written_by, why)"
+         " VALUES ('shop_a', 'orders', 'w', 1, 'x', 3, 'ann', 'w')", "case 3"),
+        ("DELETE FROM pause", "refunds"),
+        ("INSERT INTO drained_broker (topic, broker, case_id, stated_by, why) VALUES ('orders', 'old', 3, 'ann', 'w')", "case 3"),
+    ):  # fmt: skip
+        world.control("TRUNCATE decision_log, decision_checkpoint")
+        with ann, ann.cursor() as cursor:
+            cursor.execute(statement)
+            assert cursor.rowcount == 1, statement
+        told = world.control("SELECT login, who, action, subject, details ->> 'table' FROM decision_log")
+        verb, _, table, *_ = statement.replace("UPDATE ", "UPDATE x ").split()
+        assert told == [("ann", "ann", f"{verb} by SQL", subject, table)], statement
+        assert "'x'" not in str(world.control("SELECT details FROM decision_log")), "no content"
+    # The duties' own logins change all of it as before.
+    world.control("TRUNCATE decision_log, decision_checkpoint; UPDATE case_file SET summary = 's2'")
+    assert world.control(LOG) == []
+
+
+def test_an_entry_about_something_else_covers_no_change_by_sql(world: World, ann: Any) -> None:
+    world.control(SEEN)
+    world.control("UPDATE case_file SET topic = 'payments' WHERE case_id = 3")
+    with ann, ann.cursor() as cursor:
+        for statement in ("SELECT append_decision('ann', 'leave', 'case 3', 'w', '{}')", "UPDATE case_file SET summary = 'x'",
+                          "UPDATE resend_request SET not_before = 'infinity'"):  # fmt: skip
+            cursor.execute(statement)
+    by_sql = [("UPDATE by SQL", "case 1"), ("UPDATE by SQL", "case 2"), ("UPDATE by SQL", "orders")]
+    assert [entry[2:4] for entry in world.control(LOG)] == [("leave", "case 3"), *by_sql]
+    # What one transaction said covers nothing of the next.
+    with ann, ann.cursor() as cursor:
+        cursor.execute("UPDATE case_file SET summary = 'y' WHERE case_id = 3")
+    assert world.control(LOG)[-1][2:4] == ("UPDATE by SQL", "case 3")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO run (duty, scope, token, policy_version, code_version)"
+        " VALUES ('sweep', '*', gen_random_uuid(), '1', '1')",
+        "UPDATE run SET state = 'done', finished_at = now() WHERE run_id = 3",
+        "UPDATE run SET state = 'abandoned', finished_at = now() WHERE run_id = 3",
+        "UPDATE run SET heartbeat_at = '-infinity' WHERE run_id = 3", "UPDATE run SET counts = '{}' WHERE run_id = 3",
+        "UPDATE duty_lease SET token = gen_random_uuid()", "UPDATE duty_lease SET heartbeat_at = '-infinity'",
+        "UPDATE duty_lease SET run_id = 1", "DELETE FROM duty_lease",
+        "INSERT INTO duty_lease (duty, scope, token, run_id) VALUES ('sweep', '*', gen_random_uuid(), 1)",
+        "INSERT INTO duty_lease (duty, scope, token, run_id, heartbeat_at)"
+        " SELECT duty, scope, token, run_id, 'infinity' FROM run WHERE run_id = 1",
+        "INSERT INTO owed_since (topic, consumer_group, owed_from) VALUES ('orders', 'shipping', 'infinity')",
+        "INSERT INTO owed_since (topic, consumer_group) VALUES ('orders', 'shipping')",
+    ],
+)  # fmt: skip
+def test_by_hand_a_person_opens_runs_that_are_dry_or_of_some_topics_alone(world: World, ann: Any, statement: str) -> None:
+    world.control(SEEN)
+    with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+        cursor.execute(statement)
+    assert world.control("SELECT state, counts FROM run WHERE run_id = 3") == [("running", {})]
+
+
+def test_a_person_opens_a_dry_run_over_everything_also_after_one_that_died(world: World, ann: Any) -> None:
+    world.control(SEEN)
+    world.control("UPDATE duty_lease SET heartbeat_at = now() - interval '3 min'")
+    world.control("UPDATE run SET heartbeat_at = now() - interval '3 min'")
+    run = open_run(ann, "reconcile", "*", world.settings, dry_run=True)
+    assert world.control("SELECT run_id, state FROM run WHERE duty = 'reconcile' ORDER BY run_id") == [
+        (3, "abandoned"), (run.run_id, "running"),
+    ]  # fmt: skip
+    close_run(ann, run, "done", {})
+    assert world.control("SELECT 1 FROM duty_lease") == [] and world.control(LOG) == []
+
+
 def test_a_withdrawal_that_one_stub_refuses_is_done_for_the_others_by_a_persons_login_too(world: World, ann: Any) -> None:
     world.stub("a")
     world.stub("sent", sends=1, under_way=True)
@@ -261,6 +383,7 @@ def test_a_person_asks_for_a_list_and_the_duties_send_it(
     assert run_duty(world.settings, Connections(), scope=name_of(["orders"]), listing=listing) == {}
     assert world.control("SELECT requested_by, state FROM resend_request") == [("person ann", "open")]
     assert world.control("SELECT state FROM run WHERE duty = 'resend'") == [("done",)]
+    assert [entry[2:4] for entry in world.control(LOG)] == [("resend", "1 ids of orders")]
     for database in ROLES:
         monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.admin_dsn(database))
     assert run_duty(world.settings, Connections())["sent"] == 1
@@ -308,7 +431,9 @@ def test_a_person_edits_and_another_approves_each_with_their_own_login(
     assert bytes(world.run("producer_a", "SELECT content FROM message_stub")[0][0]) == b"mended"
     versions = world.control("SELECT written_by FROM message_version ORDER BY content_version")
     assert versions == [("the producer",), ("ann, approved by bob",)]
-    assert world.control("SELECT login, who, action FROM decision_log ORDER BY entry DESC LIMIT 1") == [("bob", "bob", "edit")]
+    assert world.control("SELECT login, who, action FROM decision_log ORDER BY entry") == [
+        ("ann", "ann", "propose to edit"), ("bob", "bob", "begin to edit"), ("bob", "bob", "edit"),
+    ]  # fmt: skip
 
 
 def test_two_names_stand_where_one_proposed_it_and_the_other_approves_it_now_and_nowhere_else(

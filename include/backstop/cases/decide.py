@@ -77,7 +77,7 @@ def decide(
     option does not belong to the action (actions.options_for); StoreUnavailable when the state could not be read again.
     """
     options = options or {}
-    lapse(conn, people_for(conn, settings).proposals_lapse_after, case_id)
+    lapse(conn, people_for(conn, settings).proposals_lapse_after, case_id, who.strip() or None)
     case, _ = show(conn, case_id, members=0)
     waits = proposed(conn, case_id)
     if was_proposed(conn, case_id, options.get("once")):

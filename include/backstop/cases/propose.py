@@ -105,11 +105,15 @@ def was_approved(conn: Any, case_id: int, proposal_id: int) -> bool:
         return bool(cur.fetchone() == ("approved",))
 
 
-def lapse(conn: Any, after: timedelta, case_id: int | None = None) -> int:
-    """Ends what nobody approved or rejected in time (null: of every case), and forgets its content; commits. Returns how many."""
+def lapse(conn: Any, after: timedelta, case_id: int | None = None, who: str | None = None) -> int:
+    """Ends what nobody approved or rejected in time (null: of every case), and forgets its content; commits. Returns how many.
+    `who`: the person who decides the case and so found it, which the log of decisions says."""
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["lapse"], {"after": after, "lease": _LEASE, "case_id": case_id})
-        return int(cur.rowcount)
+        number = int(cur.rowcount)
+        if number and who is not None:
+            append(cur, who, "find a lapsed proposal", f"case {case_id}", "nobody answered it in time", {})
+    return number
 
 
 def _hash_of(content: bytes | None) -> dict[str, str]:

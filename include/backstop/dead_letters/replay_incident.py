@@ -76,11 +76,13 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
             f"Plan {incident_id} is {found.planned_by}'s: all of it goes out when somebody else says yes (people.second_person).",
             f"Let them say it: backstop replay --plan {incident_id} --full --approve DIGEST, or the form in Airflow.",
         )
+    subject = f"plan {incident_id} of {found.topic}"
     until = max(1, settings.policy_for(found.topic).canary) if mode == "canary" else None
     if approved:
         with control, control.cursor() as cur:
             hold(cur, run)
             cur.execute(_SQL["approve"], {"run_id": incident_id, "who": who, "full": mode == "full"})
+            append(cur, who, f"approve ({mode})", subject, found.why, {})
     while True:
         with control, control.cursor() as cur:
             hold(cur, run)
@@ -89,13 +91,15 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
             if not rows:
                 break
             after = rows[-1][0]
-            counts += _ask_for(cur, settings, run, incident_id, who, found.rate, rows)
+            asked = _ask_for(cur, settings, run, incident_id, who, found.rate, rows)
+            append(cur, who, f"begin to replay ({mode})", subject, found.why, asked)
+        counts += asked
     with control, control.cursor() as cur:
         hold(cur, run)
         close_settled(cur)
         if counts:
             told = {**counts, "approved": approved}
-            append(cur, who, f"replay ({mode})", f"plan {incident_id} of {found.topic}", found.why, told)
+            append(cur, who, f"replay ({mode})", subject, found.why, told)
     return counts
 
 

@@ -1,0 +1,205 @@
+-- What a person's own login changes by SQL, beside the program, is in the log of decisions, too; and runs over everything are the duties'.
+ALTER TABLE decision_log ADD COLUMN transaction xid8;
+COMMENT ON COLUMN decision_log.transaction IS 'in which it was appended; the newest entries alone are asked, and it is no part of the hash';
+CREATE INDEX IF NOT EXISTS decision_log_subject ON decision_log (subject, entry);
+
+CREATE OR REPLACE FUNCTION append_decision(who text, action text, subject text, why text, details jsonb) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    made decision_log;
+BEGIN
+    -- One after the other until each commits: an entry is made of the one before.
+    PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('backstop.decision_log', 0));
+    SELECT l.entry, l.hash INTO made.entry, made.previous FROM (
+        SELECT d.entry, d.hash FROM decision_log d UNION ALL SELECT c.entry, c.hash FROM decision_checkpoint c
+    ) l ORDER BY l.entry DESC LIMIT 1;
+    made.entry := coalesce(made.entry, 0) + 1;
+    made.previous := coalesce(made.previous, '');
+    made.at := pg_catalog.clock_timestamp();
+    made.login := session_user;
+    made.who := CASE WHEN speaks_as_person() THEN session_user::text ELSE who END;
+    made.action := action;
+    made.subject := subject;
+    made.why := why;
+    made.details := details;
+    made.hash := decision_hash(made);
+    made.transaction := pg_catalog.pg_current_xact_id();
+    INSERT INTO decision_log SELECT made.*;
+    RETURN made.entry;
+END
+$$;
+
+-- Asked when the transaction commits: does it have an entry about this row? If not, the database appends one. TG_ARGV[0]: 'own': the
+-- entry names the row's own case or plan; 'topic': a case, a plan or a list of the row's topic will do, because a decision has
+-- effects on other rows. An entry that the database appended speaks for its own table and subject alone.
+CREATE FUNCTION log_what_sql_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    line jsonb := pg_catalog.to_jsonb(CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END);
+    before jsonb := CASE WHEN TG_OP = 'UPDATE' THEN pg_catalog.to_jsonb(OLD) END;
+    me text := session_user;
+    of_topic text := line ->> 'topic';
+    named text;
+    plan record;
+BEGIN
+    IF NOT speaks_as_person() THEN
+        RETURN NULL;
+    END IF;
+    IF TG_TABLE_NAME IN ('incident', 'incident_delivery') THEN
+        SELECT i.* INTO plan FROM incident i WHERE i.run_id = (line ->> 'run_id')::bigint;
+        -- Making a plan decides nothing: asking for what is in it does.
+        IF TG_TABLE_NAME = 'incident' AND NOT (before ->> 'whole')::boolean AND line -> 'approved_by' = before -> 'approved_by'
+            OR TG_TABLE_NAME = 'incident_delivery' AND NOT plan.whole THEN
+            RETURN NULL;
+        END IF;
+        of_topic := plan.wanted ->> 'topic';
+        named := 'plan ' || plan.run_id || ' of ' || of_topic;
+    ELSIF line ->> 'case_id' IS NOT NULL THEN
+        named := 'case ' || (line ->> 'case_id');
+        of_topic := coalesce(of_topic, (SELECT c.topic FROM case_file c WHERE c.case_id = (line ->> 'case_id')::bigint));
+    END IF;
+    IF EXISTS (
+        SELECT FROM decision_log d
+        -- The entries of this transaction are the newest ones: nobody else appends before it ends.
+        WHERE d.entry > (SELECT max(e.entry) - 200 FROM decision_log e) AND d.transaction = pg_current_xact_id() AND d.login = me
+            AND CASE
+                WHEN d.action = TG_OP || ' by SQL' THEN d.details ->> 'table' = TG_TABLE_NAME AND d.subject = coalesce(named, of_topic, '?')
+                WHEN d.action LIKE '% by SQL' THEN false
+                ELSE d.subject = named OR TG_ARGV[0] = 'topic' AND (
+                    d.subject IN (of_topic, '*') OR right(d.subject, length(of_topic) + 4) = ' of ' || of_topic
+                    OR EXISTS (
+                        SELECT FROM case_file c
+                        WHERE c.case_id = substring(d.subject FROM '^case ([0-9]{1,18})$')::bigint AND c.topic = of_topic))
+            END) THEN
+        RETURN NULL;
+    END IF;
+    -- A decision that goes on over several transactions has said so in the log, and nothing since.
+    IF TG_TABLE_NAME IN ('withdrawal', 'message_version') AND (
+        SELECT d.action LIKE 'begin to %' FROM decision_log d
+        WHERE d.subject = coalesce(named, 'case ' || (
+            SELECT v.case_id FROM message_version v
+            WHERE (v.topic, v.message_id) = (of_topic, line ->> 'message_id') ORDER BY v.content_version DESC LIMIT 1))
+        ORDER BY d.entry DESC LIMIT 1) THEN
+        RETURN NULL;
+    END IF;
+    -- A decision that was refused puts the one before back, which is in the log.
+    IF TG_TABLE_NAME = 'case_file' AND line ->> 'state' = 'decided' AND EXISTS (
+        SELECT FROM decision_log d
+        WHERE d.subject = named AND d.action = line ->> 'decision' AND d.why = line ->> 'why'
+            AND line ->> 'decided_by' IN (d.who, d.details ->> 'by'))
+        AND line - '{state,decision,decided_by,why,decided_at,intention}'::text[]
+            = before - '{state,decision,decided_by,why,decided_at,intention}'::text[] THEN
+        RETURN NULL;
+    END IF;
+    PERFORM append_decision(me, TG_OP || ' by SQL', coalesce(named, of_topic, '?'), 'changed beside the program',
+        jsonb_build_object('table', TG_TABLE_NAME, 'first', (
+            SELECT jsonb_object_agg(k.key, k.value) FROM jsonb_each(line) AS k
+            WHERE k.key IN ('case_id', 'run_id', 'place', 'proposal_id', 'request_id', 'dead_letter_id', 'shard', 'topic', 'message_id',
+                'consumer_group', 'broker', 'queue_id', 'send_number', 'content_version', 'state', 'how', 'decision')),
+            'columns', (SELECT jsonb_agg(k.key ORDER BY k.key) FROM jsonb_each(line) AS k WHERE before -> k.key <> k.value)));
+    RETURN NULL;
+END
+$$;
+
+-- By hand people open runs that are dry or of some topics; a duty's run over everything, and its lease while it lives, are no person's.
+CREATE FUNCTION keep_off_duties() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    dead timestamptz := clock_timestamp() - interval '2 minutes';
+    fits boolean;
+BEGIN
+    IF NOT speaks_as_person() THEN
+        RETURN coalesce(NEW, OLD);
+    END IF;
+    IF TG_TABLE_NAME = 'run' THEN
+        fits := NEW.dry_run OR NEW.scope <> '*'
+            OR TG_OP = 'UPDATE' AND NEW.state = 'abandoned' AND OLD.heartbeat_at < dead;
+    ELSE
+        fits := (TG_OP = 'DELETE' OR NEW.heartbeat_at < clock_timestamp() + interval '1 minute' AND EXISTS (
+                SELECT FROM run r
+                WHERE r.run_id = NEW.run_id AND (r.dry_run OR r.scope <> '*') AND (r.duty, r.scope) = (NEW.duty, NEW.scope)))
+            AND (TG_OP = 'INSERT' OR TG_OP = 'UPDATE' AND NEW.run_id = OLD.run_id OR OLD.heartbeat_at < dead
+                OR TG_OP = 'DELETE' AND EXISTS (SELECT FROM run r WHERE r.run_id = OLD.run_id AND (r.dry_run OR r.scope <> '*')));
+    END IF;
+    IF fits THEN
+        RETURN coalesce(NEW, OLD);
+    END IF;
+    RAISE insufficient_privilege USING MESSAGE = 'the login ' || session_user::text || ' opens runs that are dry or of some topics alone';
+END
+$$;
+
+-- By a person's run, too, a group that comes to a topic owes what is created from now on, and only a topic's first groups owe everything.
+CREATE FUNCTION see_groups_now() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF speaks_as_person() AND NOT (CASE
+        WHEN NEW.owed_from IS NULL THEN NOT EXISTS (
+            SELECT FROM owed_since o WHERE o.topic = NEW.topic AND o.first_seen_at < transaction_timestamp())
+        ELSE NEW.owed_from BETWEEN transaction_timestamp() AND clock_timestamp()
+    END) THEN
+        RAISE insufficient_privilege USING MESSAGE = 'the login ' || session_user::text || ' notes groups as they come alone';
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+DO $$
+DECLARE
+    path text := ' SET search_path = pg_catalog, ' || quote_ident(current_schema()) || ', pg_temp';
+    -- Asked of each row that a duty writes, so it costs little. Without the role nobody is a person; a superuser never is.
+    person text := 'current_setting(''is_superuser'') = ''off'' '
+        || 'AND pg_has_role(coalesce(to_regrole(''backstop_person'')::oid, 10::oid), ''usage'')';
+    one record;
+BEGIN
+    EXECUTE 'ALTER FUNCTION append_decision(text, text, text, text, jsonb)' || path;
+    EXECUTE 'ALTER FUNCTION log_what_sql_changed()' || path;
+    EXECUTE 'ALTER FUNCTION keep_off_duties()' || path;
+    EXECUTE 'ALTER FUNCTION see_groups_now()' || path;
+    FOR one IN
+        SELECT * FROM (VALUES
+            -- Not the intention: it decides nothing.
+            ('case_file', 'UPDATE', 'own',
+                'NEW.state <> OLD.state AND NOT (NEW.state = ''open'' AND NEW.intention IS NOT NULL) OR NEW.state <> ''open'' AND '
+                || '(NEW.decision, NEW.decided_by, NEW.why) IS DISTINCT FROM (OLD.decision, OLD.decided_by, OLD.why) OR '
+                || '(NEW.kind, NEW.topic, NEW.consumer_group, NEW.subject, NEW.severity, NEW.summary, NEW.evidence, NEW.opened_at) '
+                || 'IS DISTINCT FROM '
+                || '(OLD.kind, OLD.topic, OLD.consumer_group, OLD.subject, OLD.severity, OLD.summary, OLD.evidence, OLD.opened_at)'),
+            ('case_file', 'INSERT', 'own', 'NEW.state <> ''open'' OR NEW.decision IS NOT NULL'),
+            ('case_member', 'INSERT OR UPDATE OR DELETE', 'topic', ''),
+            ('proposal', 'INSERT', 'own', ''),
+            ('proposal', 'UPDATE', 'own', '(NEW.ended_at, NEW.how) IS DISTINCT FROM (OLD.ended_at, OLD.how)'),
+            ('incident', 'UPDATE', 'own', 'OLD.* IS DISTINCT FROM NEW.*'),
+            ('incident_delivery', 'INSERT OR UPDATE', 'own', ''),
+            ('resend_request', 'INSERT OR UPDATE', 'topic', ''), ('resend_batch', 'INSERT OR UPDATE', 'topic', ''),
+            ('dead_letter', 'UPDATE', 'topic', ''), ('queue_epoch', 'UPDATE', 'topic', ''),
+            ('delivery_decision', 'INSERT', 'own', ''), ('drained_broker', 'INSERT', 'own', ''),
+            ('withdrawal', 'INSERT OR UPDATE OR DELETE', 'own', ''), ('message_version', 'INSERT OR UPDATE', 'own', ''),
+            ('pause', 'INSERT OR DELETE', 'topic', ''), ('alert', 'INSERT', 'topic', '')
+        ) AS t (held, events, entry, changed)
+    LOOP
+        EXECUTE 'CREATE CONSTRAINT TRIGGER logs_what_sql_changed'
+            || CASE WHEN one.held IN ('case_file', 'proposal') THEN '_by_' || lower(one.events) ELSE '' END
+            || ' AFTER ' || one.events || ' ON ' || one.held || ' DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (' || person
+            || CASE WHEN one.changed <> '' THEN ' AND (' || one.changed || ')' ELSE '' END
+            || ') EXECUTE FUNCTION log_what_sql_changed(' || quote_literal(one.entry) || ')';
+    END LOOP;
+    -- The same question in the triggers of the tables that duties write most.
+    FOR one IN
+        SELECT * FROM (VALUES
+            ('resend_request', 'speaks_for_itself', 'INSERT OR UPDATE OF requested_by', 'speak_for_yourself(''requested_by'', ''request'')'),
+            ('dead_letter', 'speaks_for_itself', 'INSERT OR UPDATE OF decided_by, decision, state',
+                'speak_for_yourself(''decided_by'', ''letter'', ''edit'', ''decision'', ''state'')'),
+            ('incident_delivery', 'plans_for_itself', 'INSERT', 'plan_for_yourself()')
+        ) AS t (held, name, events, asks)
+    LOOP
+        EXECUTE 'DROP TRIGGER ' || one.name || ' ON ' || one.held;
+        EXECUTE 'CREATE TRIGGER ' || one.name || ' BEFORE ' || one.events || ' ON ' || one.held || ' FOR EACH ROW WHEN (' || person
+            || ') EXECUTE FUNCTION ' || one.asks;
+    END LOOP;
+    EXECUTE 'CREATE TRIGGER keeps_off_duties BEFORE INSERT ON run FOR EACH ROW WHEN (' || person
+        || ') EXECUTE FUNCTION keep_off_duties()';
+    EXECUTE 'CREATE TRIGGER keeps_off_duties_too BEFORE UPDATE ON run FOR EACH ROW WHEN (' || person
+        || ') EXECUTE FUNCTION keep_off_duties()';
+    EXECUTE 'CREATE TRIGGER sees_groups_now BEFORE INSERT ON owed_since FOR EACH ROW WHEN (' || person
+        || ') EXECUTE FUNCTION see_groups_now()';
+    EXECUTE 'CREATE TRIGGER keeps_off_duties BEFORE INSERT OR UPDATE OR DELETE ON duty_lease FOR EACH ROW WHEN (' || person
+        || ') EXECUTE FUNCTION keep_off_duties()';
+END
+$$;
