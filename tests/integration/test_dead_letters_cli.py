@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from backstop.cli import out
 from backstop.cli.app import run_app
 from backstop.dead_letters import export_letters as subject
 from control_world import World, servers, world  # noqa: F401  fixtures
@@ -134,6 +135,14 @@ def test_raw_writes_the_bytes_and_nothing_else(world: World, aside: bool) -> Non
     command = [sys.executable, "-m", "backstop.cli", "dead-letters", "show", str(number), "--raw"]
     done = subprocess.run(command, capture_output=True, timeout=120, check=True)
     assert done.stdout == content
+
+
+def test_a_content_as_it_is_cannot_steer_a_terminal(capfdbinary: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"\x1b]0;title\x07 gr\xc3\xb6\xc3\x9fe \xff\n"
+    for terminal, shown in ((False, content), (True, "\\x1b]0;title\\x07 größe \\xff\n".encode())):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        out.content(content)
+        assert capfdbinary.readouterr().out == shown
 
 
 CONTENTS = {"text": b"{}", "empty": b"", "binary": bytes(range(256)), "large": b"\xff\x00" * 300_000}

@@ -184,8 +184,7 @@ def show_proposed(
     if waits.content is None:
         return
     if not diff:
-        sys.stdout.buffer.write(waits.content)
-        sys.stdout.buffer.flush()
+        out.content(waits.content)
         return
     if not old:
         raise DecisionRefused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,8 +91,7 @@ def show_one(
                 "The producer's stub may still have it: `backstop where`.",
                 kept="Nothing was written.",
             )
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        out.content(content)
         return
     if as_json:
         out.document({**letter, "headers": _as_text(headers), "content": None if content is None else _as_text(content)})

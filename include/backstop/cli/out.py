@@ -43,6 +43,14 @@ def printable(text: str, *, lines: bool = False) -> str:
     return "".join(c if c.isprintable() or (lines and c == "\n") else c.encode("unicode_escape").decode() for c in text)
 
 
+def content(written: bytes) -> None:
+    """A message's content as it is, for a file or a program; to a terminal without the characters that could steer it."""
+    if sys.stdout.isatty():
+        written = printable(written.decode(errors="backslashreplace"), lines=True).encode()
+    sys.stdout.buffer.write(written)
+    sys.stdout.buffer.flush()
+
+
 def line(text: str = "", style: str | None = None) -> None:
     """One line, never wrapped nor read as markup."""
     from rich.console import Console
