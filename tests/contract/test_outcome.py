@@ -22,6 +22,10 @@ YEAR_9000 = 221_845_392_000 * S
 COLUMNS = ("stub_id", "old_status", "new_status", "deliveries", "next_look_at")
 
 
+def test_a_driver_serves_no_page_that_anybody_could_end_its_tasks_on(spark: Any) -> None:
+    assert spark.sparkContext.uiWebUrl is None
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[Mapping[str, engines.Run]]:
     with engines.every_engine(tmp_path_factory.mktemp("pg"), spark) as runs:

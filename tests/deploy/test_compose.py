@@ -92,6 +92,12 @@ def test_each_service_is_bounded_restarted_watched_and_closed_to_the_network(nam
     assert re.search(r":\d+\.\d+[.\d]*", service["image"]), "an image without a version"
 
 
+def test_the_broker_refuses_messages_before_the_kernel_ends_it() -> None:
+    """A rewrite of its file needs memory, too; whoever is ended over its limit dies again while it loads the file."""
+    [most] = re.findall(r"--maxmemory (\d+)mb --maxmemory-policy noeviction", (ROOT / "docker" / "redis.sh").read_text())
+    assert SERVICES["redis"]["deploy"]["resources"]["limits"]["memory"] == "1g" and 256 <= int(most) <= 0.8 * 1024
+
+
 def test_the_first_users_password_is_a_file_that_only_the_service_which_makes_them_gets() -> None:
     written = as_written()
     assert written["secrets"] == {"airflow-admin": {"environment": "AIRFLOW_ADMIN_PASSWORD"}}

@@ -123,6 +123,19 @@ def test_a_text_ends_where_it_ends_whatever_property_stands_in_place_of_its_leng
     assert [one.text for one in found if one] == [True, True]
 
 
+def test_a_frame_without_an_end_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backstop.brokers.activemq.frames.LARGEST", 1_000)
+    for begins in (b"MESSAGE\ncontent-length:999999999999999999\n\n", b"MESSAGE\n\n", b"MESSAGE\na:"):
+        reader = Reader()
+        reader.feed(begins)
+        for _ in range(9):
+            reader.feed(b"x" * 100)
+            assert reader.next() is None
+        reader.feed(b"x" * 100)
+        with pytest.raises(Malformed, match="more than 1000 bytes"):
+            reader.next()
+
+
 def test_what_java_writes_into_a_text_is_the_text_that_was_sent() -> None:
     for text in ("a\0b", "😀", "\0😀ü", "plain ü"):
         javas = b"".join(b"\xc0\x80" if one == "\0" else one.encode() if one < "\uffff" else (

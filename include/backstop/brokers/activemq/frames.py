@@ -11,6 +11,8 @@ _UNESCAPES = {written: plain for plain, written in _ESCAPES.items()}
 _TO_ESCAPE = re.compile(r"[\\\r\n:]")
 _ESCAPED = re.compile(r"\\.")
 NUL = b"\x00"
+LARGEST = 128 * 2**20
+"""Bytes of a frame that are kept while it arrives: more than ActiveMQ sends with its own `maxFrameSize` (100 MiB)."""
 BEATS, MOST_BEATS = (b"\n", b"\n\n"), 2
 """After so many heart-beats the rest of a frame does not come."""
 
@@ -55,7 +57,13 @@ class Reader:
         self._beats = self._beats + 1 if data in BEATS else 0
 
     def next(self) -> Frame | None:
-        """The next whole frame; null: more bytes are needed. Raises Malformed."""
+        """The next whole frame; null: more bytes are needed. Raises Malformed, also for a frame that is larger than LARGEST."""
+        frame = self._cut()
+        if frame is None and len(self._held) > LARGEST:
+            raise Malformed(f"a frame of more than {LARGEST} bytes")
+        return frame
+
+    def _cut(self) -> Frame | None:
         held = self._held
         start = 0
         while start < len(held) and held[start] in b"\r\n":
