@@ -1,4 +1,4 @@
-"""Keep passwords out of texts that people read."""
+"""Keep passwords and contents out of texts that people read."""
 
 from __future__ import annotations
 
@@ -22,3 +22,26 @@ def mask_secrets(text: str, secrets: Iterable[str]) -> str:
             pattern = before + pattern + after
         text = re.sub(pattern, "***", text)
     return text
+
+
+def drop_details(error: BaseException) -> str:
+    """The error's text without what a database quoted: DETAIL and CONTEXT hold whole rows, and so contents.
+
+    It also changes the error and every other one of its chain: whoever logs it later shows no more than their first lines. Errors
+    that something replaced (`from None`) are forgotten.
+    """
+    rest, seen = [error], set[int]()
+    while rest:
+        one = rest.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        # The driver's errors, without importing it here: not everybody who masks a text has a database.
+        if hasattr(one, "pgerror") and hasattr(one, "diag"):
+            one.args = tuple(str(one).strip().splitlines()[:1])
+        if isinstance(one, BaseExceptionGroup):
+            rest += one.exceptions
+        if one.__suppress_context__:
+            one.__context__ = None
+        rest += [before for before in (one.__cause__, one.__context__) if before is not None]
+    return str(error)

@@ -8,17 +8,22 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg2
 import pytest
 
+from backstop.airflow.control_room import log_errors
+from backstop.cli import context
+from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError, RunLost, RunRefused, StoreUnavailable
+from backstop.errors import BackstopError, ConfigurationError, RunLost, RunRefused, StoreUnavailable
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
@@ -29,6 +34,7 @@ from backstop_lab.servers.postgres import Postgres
 PROJECT = Path(__file__).resolve().parents[2]
 SHORT = timedelta(milliseconds=300)
 LONG = timedelta(minutes=2)
+CONTENT = "IBAN " + 4 * "3704 "  # a traceback quotes the source, too
 
 
 @pytest.fixture(scope="module")
@@ -353,3 +359,64 @@ def test_a_run_is_not_opened_on_an_older_schema_and_goes_on_with_a_newer_one(
     for revision in (head("control"), f"{int(head('control')) + 1:04}"):
         at(revision)
         close_run(connection, open_run(connection, "reconcile", "*", settings), "done", Counts())
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_a_database_quotes_of_contents_is_in_no_run_no_log_and_no_terminal(
+    conn: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, capfd: Any, wrapped: bool
+) -> None:
+    """A refused row stands whole in the DETAIL of the server's error; whoever logs an error logs its causes, too."""
+    run = open_run(conn, "triage", "*", settings)
+
+    def fail() -> None:
+        try:
+            with conn, conn.cursor() as cursor:
+                cursor.execute("INSERT INTO case_note (case_id, written_by, note) VALUES (NULL, 'ann', %s)", [CONTENT])
+        except psycopg2.Error as error:
+            assert CONTENT in str(error)
+            if not wrapped:
+                raise
+            try:
+                raise ValueError("while that was handled")
+            except ValueError as other:
+                raise StoreUnavailable("It failed.", kept="k", next_step="n") from other
+
+    def logged(error: BaseException) -> str:
+        return "".join(traceback.format_exception(error))
+
+    try:
+        fail()
+    except (StoreUnavailable, psycopg2.Error) as error:
+        assert CONTENT in logged(error), "this is what would be logged"
+        close_run(conn, run, "failed", Counts(), error=error)
+        assert CONTENT not in logged(error)
+    with conn, conn.cursor() as cursor:
+        cursor.execute("SELECT error FROM run")
+        ((kept,),) = cursor.fetchall()
+    assert CONTENT not in kept and ("null value in column" in kept) is not wrapped
+    with pytest.raises((StoreUnavailable, psycopg2.Error)) as caught:
+        log_errors(fail)()
+    assert CONTENT not in logged(caught.value)
+
+    def app(_: str) -> Callable[..., None]:
+        return lambda *_, **__: fail()
+
+    monkeypatch.setattr("backstop.cli.app.make_app", app)
+    context.chosen = context.Chosen(debug=True)
+    monkeypatch.setattr(context, "Chosen", lambda: context.chosen)
+    assert run_app(["check"]) in (1, 3)
+    shown = capfd.readouterr()
+    assert "Traceback" in shown.err and CONTENT not in shown.out + shown.err
+
+
+def test_the_password_of_a_refused_login_is_in_no_cause(postgres: Postgres, settings: Settings) -> None:
+    for url in (f"postgresql://backstop:S3cret-Pw@127.0.0.1:{postgres.port}/postgres", "postgresql://x:S3cret-Pw@h:port/db"):
+        with pytest.raises(BackstopError) as caught:
+            connect(settings, Connections(resolver=lambda _, url=url: url))
+        told, error = "", caught.value
+        chain: list[BaseException | None] = [error]
+        while chain:
+            if (one := chain.pop()) is not None:
+                told += f"{one!r} {one} {one.__notes__ if hasattr(one, '__notes__') else ''}"
+                chain += [one.__cause__, one.__context__]
+        assert "S3cret" not in told + "".join(traceback.format_exception(error))

@@ -32,17 +32,23 @@ class Room:
 
 
 def log_errors(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Writes the three parts of a BackstopError into the task's log, each on its own line, and lets it pass on."""
+    """Writes the three parts of a BackstopError into the task's log, each on its own line, and lets it pass on. Airflow logs what
+    passes on, with its causes: without the contents that a database's error quotes."""
 
     @wraps(step)
     def logging_step(*arguments: Any, **named: Any) -> Any:
         from backstop.errors import BackstopError
+        from backstop.mask_secrets import drop_details
 
         try:
             return step(*arguments, **named)
         except BackstopError as error:
             for part, text in (("what", error.what), ("kept", error.kept), ("next", error.next_step)):
                 log.error("backstop %s: %s", part, text)
+            drop_details(error)
+            raise
+        except Exception as error:
+            drop_details(error)
             raise
 
     return logging_step

@@ -15,6 +15,7 @@ from backstop.cli import context
 from backstop.cli.extras import extra_of, install
 from backstop.cli.out import printable
 from backstop.errors import BackstopError
+from backstop.mask_secrets import drop_details
 
 COMMANDS = {
     "migrate": ("migrate", "Bring databases to the schema of this version."),
@@ -119,7 +120,7 @@ def run_app(arguments: list[str]) -> int:
 
 def _say_unexpected(error: Exception) -> int:
     _say(
-        f"Something unexpected: {type(error).__name__}: {error}",
+        f"Something unexpected: {type(error).__name__}: {drop_details(error)}",
         "What was committed stays valid; every command may be run again.",
         "Run it again with `backstop --debug ...` and report what it shows.",
     )
@@ -131,6 +132,8 @@ def _say(what: str, kept: str, next_step: str) -> None:
     if context.chosen.debug:
         import traceback
 
+        if (error := sys.exc_info()[1]) is not None:
+            drop_details(error)
         print(hide(traceback.format_exc()), file=sys.stderr)
     # Part by part: a password that is a word of ours must not eat the labels.
     text = f"backstop: {hide(printable(what, lines=True))}\n  unaffected: {hide(kept)}\n  next: {hide(next_step)}"

@@ -282,17 +282,16 @@ def _worst(errors: Sequence[BaseException]) -> BaseException | None:
 
 
 def _close_run(work: Work[Any], state: EndState, counts: Mapping[str, int], worst: BaseException | None) -> None:
-    text = None if worst is None else str(worst).strip()
     try:
         work.control.rollback()
-        close_run(work.control, work.run, state, counts, error=text)
+        close_run(work.control, work.run, state, counts, error=worst)
         return
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         broken = error
     work.control.close()  # what it held is free, if the server heard of it
     try:
         with closing(work.connect()) as anew:
-            close_run(anew, work.run, state, counts, error=text)
+            close_run(anew, work.run, state, counts, error=worst)
         return
     except (psycopg2.OperationalError, psycopg2.InterfaceError, StoreUnavailable, RunLost):
         pass  # it stays open, and is taken over once it has been silent for long enough

@@ -12,6 +12,7 @@ from backstop.config.connections import Connections, take_secrets_file
 from backstop.config.load import load
 from backstop.config.settings import Settings
 from backstop.errors import BackstopError
+from backstop.mask_secrets import drop_details
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import Run, find, keep_alive
@@ -39,6 +40,9 @@ def main_of(name: str, job: Job) -> None:
     except BackstopError as error:
         print(f"backstop: {error.what}\n  unaffected: {error.kept}\n  next: {error.next_step}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
+    except Exception as error:
+        drop_details(error)
+        raise
     print(f"backstop: {counts}", flush=True)
 
 

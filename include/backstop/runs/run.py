@@ -21,6 +21,7 @@ from psycopg2 import errors as pg
 from backstop import __version__
 from backstop.config.settings import Settings
 from backstop.errors import ConfigurationError, RunLost, RunRefused, Unavailable
+from backstop.mask_secrets import drop_details
 from backstop.named_sql import load
 from backstop.runs.speaker import keep_policy
 from backstop.schema.revisions import head
@@ -59,7 +60,7 @@ def open_run(
     Raises RunRefused while another one of exactly this scope lives; one that has been silent for `dead_after` is taken over
     and abandoned. Runs of other scopes go on beside it; those silent for DEAD_AFTER are abandoned, because nobody else may
     ever ask for their scope again. Notes the groups that came to a topic since the run before. ConfigurationError when the
-    database is of an older revision than this program; on a newer one, which only adds, it goes on.
+    database is of an older revision than this program (on a newer one, which only adds, it goes on), or the login may not.
     """
     require_schema(conn)
     keep_policy(conn, settings)
@@ -92,6 +93,12 @@ def open_run(
                 cursor.execute(_SQL["abandon_run"], {"run_id": dead, "by": run_id})
     except pg.LockNotAvailable:
         raise _refused(duty, scope, "a run whose transaction has not ended yet") from None
+    except pg.InsufficientPrivilege as error:
+        raise ConfigurationError(
+            f"This login may not open the run: {drop_details(error)}.",
+            kept="Nothing was read or changed.",
+            next_step="With a login of your own use --dry-run, or name a topic. Runs over everything are the duties'.",
+        ) from None
     return Run(run_id, token, as_of, duty, scope, dry_run, no_send)
 
 
@@ -160,12 +167,15 @@ def add_counts(conn: Any, run: Run, counts: Mapping[str, int]) -> None:
 
 def close_run(
     conn: Any, run: Run, state: EndState, counts: Mapping[str, int], phases: Mapping[str, float] | None = None,
-    error: str | None = None,
+    error: str | BaseException | None = None,
 ) -> None:  # fmt: skip
     """Ends the run, gives its lease back, and commits. Closing again what is closed raises RunLost.
+    `error`: an exception is kept, and changed, as `drop_details` does.
 
     A lost run that wants to end as failed is left as it is: whoever took it over has already written why.
     """
+    if isinstance(error, BaseException):
+        error = drop_details(error)
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["give_back_lease"], run._where())
         if cursor.rowcount == 0:
