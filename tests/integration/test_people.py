@@ -16,7 +16,7 @@ from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.people import PeopleSettings
 from backstop.dead_letters.replay_incident import Wanted, run_incident
-from backstop.errors import DecisionRefused
+from backstop.errors import ConfigurationError, DecisionRefused
 from backstop.named_sql import load
 from backstop.resend.work import Listing, run_duty
 from backstop.runs.control import connect
@@ -148,6 +148,9 @@ def test_only_whom_the_policy_names_decides_by_action_and_topic(
         ("control", "UPDATE case_question SET given = '{}'"), ("control", "DELETE FROM resend_request"),
         ("control", "UPDATE incident SET planned_by = 'olga'"),
         ("control", "UPDATE case_note SET written_by = 'olga'"), ("control", "DELETE FROM alert"),
+        ("control", "UPDATE case_member SET message_id = 'another'"), ("control", "UPDATE case_file SET topic = 'payments'"),
+        ("control", "INSERT INTO case_member (case_id, shard, topic, message_id, added_at) VALUES (1, 's', 't', 'm', now())"),
+        ("control", "INSERT INTO case_file (kind, topic, summary, state) VALUES ('unknown', 'orders', 's', 'closed')"),
         ("control", "UPDATE progress SET next_offset = 0"), ("control", "DELETE FROM erasure"),
         ("producer_a", "UPDATE message_stub SET send_count = 0"), ("producer_a", "DELETE FROM message_stub"),
         ("producer_a", "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('t', 'x', '', now())"),
@@ -277,8 +280,7 @@ def test_what_a_person_changes_by_sql_beside_the_program_is_in_the_log(world: Wo
         ("UPDATE case_file SET state = 'closed', closed_at = now() WHERE case_id = 1", "case 1"),
         ("UPDATE case_file SET summary = 'nothing' WHERE case_id = 2", "case 2"),
         ("UPDATE case_file SET why = 'another' WHERE case_id = 3", "case 3"),
-        ("INSERT INTO case_file (kind, topic, summary, state, closed_at) VALUES ('unknown', 'payments', 's', 'closed', now())",
-         "case 4"),
+        ("INSERT INTO case_member (case_id, shard, topic, message_id) VALUES (2, 'shop_a', 'refunds', 'b')", "case 2"),
         ("INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)"
          " VALUES ('shop_a', 'orders', 'n', 1, 'r', 'person ann')", "orders"),
         ("UPDATE resend_request SET state = 'not_needed' WHERE message_id = 'q'", "orders"),
@@ -301,6 +303,9 @@ def test_what_a_person_changes_by_sql_beside_the_program_is_in_the_log(world: Wo
         verb, _, table, *_ = statement.replace("UPDATE ", "UPDATE x ").split()
         assert told == [("ann", "ann", f"{verb} by SQL", subject, table)], statement
         assert "'x'" not in str(world.control("SELECT details FROM decision_log")), "no content"
+    with ann, ann.cursor() as cursor:
+        cursor.execute("UPDATE case_member SET added_at = '2001-01-01'")
+    assert world.control("SELECT 1 FROM case_member WHERE added_at < now() - interval '1 minute'") == [], "it joins now"
     # The duties' own logins change all of it as before.
     world.control("TRUNCATE decision_log, decision_checkpoint; UPDATE case_file SET summary = 's2'")
     assert world.control(LOG) == []
@@ -315,6 +320,11 @@ def test_an_entry_about_something_else_covers_no_change_by_sql(world: World, ann
             cursor.execute(statement)
     by_sql = [("UPDATE by SQL", "case 1"), ("UPDATE by SQL", "case 2"), ("UPDATE by SQL", "orders")]
     assert [entry[2:4] for entry in world.control(LOG)] == [("leave", "case 3"), *by_sql]
+    with ann, ann.cursor() as cursor:
+        cursor.execute("SELECT append_decision('ann', 'pause', '*', 'w', '{}')")
+        cursor.execute("UPDATE resend_request SET not_before = now()")
+        cursor.execute("INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'ann', 'w')")
+    assert [entry[2:4] for entry in world.control(LOG)][4:] == [("pause", "*"), ("UPDATE by SQL", "orders")]
     # What one transaction said covers nothing of the next.
     with ann, ann.cursor() as cursor:
         cursor.execute("UPDATE case_file SET summary = 'y' WHERE case_id = 3")
@@ -349,6 +359,8 @@ def test_a_person_opens_a_dry_run_over_everything_also_after_one_that_died(world
     world.control(SEEN)
     world.control("UPDATE duty_lease SET heartbeat_at = now() - interval '3 min'")
     world.control("UPDATE run SET heartbeat_at = now() - interval '3 min'")
+    with pytest.raises(ConfigurationError, match="may not open the run: the login ann opens runs that are dry or of some topics"):
+        open_run(ann, "sweep", "*", world.settings)
     run = open_run(ann, "reconcile", "*", world.settings, dry_run=True)
     assert world.control("SELECT run_id, state FROM run WHERE duty = 'reconcile' ORDER BY run_id") == [
         (3, "abandoned"), (run.run_id, "running"),

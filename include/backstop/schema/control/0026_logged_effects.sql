@@ -65,7 +65,7 @@ BEGIN
                 WHEN d.action = TG_OP || ' by SQL' THEN d.details ->> 'table' = TG_TABLE_NAME AND d.subject = coalesce(named, of_topic, '?')
                 WHEN d.action LIKE '% by SQL' THEN false
                 ELSE d.subject = named OR TG_ARGV[0] = 'topic' AND (
-                    d.subject IN (of_topic, '*') OR right(d.subject, length(of_topic) + 4) = ' of ' || of_topic
+                    TG_TABLE_NAME = 'pause' AND d.subject IN (of_topic, '*') OR right(d.subject, length(of_topic) + 4) = ' of ' || of_topic
                     OR EXISTS (
                         SELECT FROM case_file c
                         WHERE c.case_id = substring(d.subject FROM '^case ([0-9]{1,18})$')::bigint AND c.topic = of_topic))
@@ -140,6 +140,16 @@ BEGIN
 END
 $$;
 
+-- What joins a case again joins it now: a second person approves what was in it when somebody proposed.
+CREATE FUNCTION join_now() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF speaks_as_person() THEN
+        NEW.added_at := clock_timestamp();
+    END IF;
+    RETURN NEW;
+END
+$$;
+
 DO $$
 DECLARE
     path text := ' SET search_path = pg_catalog, ' || quote_ident(current_schema()) || ', pg_temp';
@@ -152,6 +162,7 @@ BEGIN
     EXECUTE 'ALTER FUNCTION log_what_sql_changed()' || path;
     EXECUTE 'ALTER FUNCTION keep_off_duties()' || path;
     EXECUTE 'ALTER FUNCTION see_groups_now()' || path;
+    EXECUTE 'ALTER FUNCTION join_now()' || path;
     FOR one IN
         SELECT * FROM (VALUES
             -- Not the intention: it decides nothing.
@@ -161,7 +172,6 @@ BEGIN
                 || '(NEW.kind, NEW.topic, NEW.consumer_group, NEW.subject, NEW.severity, NEW.summary, NEW.evidence, NEW.opened_at) '
                 || 'IS DISTINCT FROM '
                 || '(OLD.kind, OLD.topic, OLD.consumer_group, OLD.subject, OLD.severity, OLD.summary, OLD.evidence, OLD.opened_at)'),
-            ('case_file', 'INSERT', 'own', 'NEW.state <> ''open'' OR NEW.decision IS NOT NULL'),
             ('case_member', 'INSERT OR UPDATE OR DELETE', 'topic', ''),
             ('proposal', 'INSERT', 'own', ''),
             ('proposal', 'UPDATE', 'own', '(NEW.ended_at, NEW.how) IS DISTINCT FROM (OLD.ended_at, OLD.how)'),
@@ -175,7 +185,7 @@ BEGIN
         ) AS t (held, events, entry, changed)
     LOOP
         EXECUTE 'CREATE CONSTRAINT TRIGGER logs_what_sql_changed'
-            || CASE WHEN one.held IN ('case_file', 'proposal') THEN '_by_' || lower(one.events) ELSE '' END
+            || CASE WHEN one.held = 'proposal' THEN '_by_' || lower(one.events) ELSE '' END
             || ' AFTER ' || one.events || ' ON ' || one.held || ' DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (' || person
             || CASE WHEN one.changed <> '' THEN ' AND (' || one.changed || ')' ELSE '' END
             || ') EXECUTE FUNCTION log_what_sql_changed(' || quote_literal(one.entry) || ')';
@@ -197,6 +207,8 @@ BEGIN
         || ') EXECUTE FUNCTION keep_off_duties()';
     EXECUTE 'CREATE TRIGGER keeps_off_duties_too BEFORE UPDATE ON run FOR EACH ROW WHEN (' || person
         || ') EXECUTE FUNCTION keep_off_duties()';
+    EXECUTE 'CREATE TRIGGER joins_now BEFORE UPDATE OF added_at ON case_member FOR EACH ROW WHEN (' || person
+        || ') EXECUTE FUNCTION join_now()';
     EXECUTE 'CREATE TRIGGER sees_groups_now BEFORE INSERT ON owed_since FOR EACH ROW WHEN (' || person
         || ') EXECUTE FUNCTION see_groups_now()';
     EXECUTE 'CREATE TRIGGER keeps_off_duties BEFORE INSERT OR UPDATE OR DELETE ON duty_lease FOR EACH ROW WHEN (' || person

@@ -54,13 +54,20 @@ GRANT SELECT ON
     proposal, people_policy, drained_broker, broker_server, decision_log, decision_checkpoint,
     backstop_control_version
     TO backstop_person;
-GRANT INSERT, UPDATE ON duty_lease, case_file, withdrawal, message_version TO backstop_person;
+GRANT INSERT, UPDATE ON duty_lease, withdrawal, message_version TO backstop_person;
+-- What a case is about, and which deliveries are in it since when, is not theirs to change: others decide by it.
+REVOKE INSERT, UPDATE ON case_file, case_member FROM backstop_person;
+GRANT INSERT (kind, topic, consumer_group, subject, severity, summary, evidence, opened_by_run) ON case_file TO backstop_person;
+GRANT UPDATE (severity, state, summary, evidence, opened_at, last_seen_at, decision, decided_by, decided_at, why, closed_at, reopened,
+    intention) ON case_file TO backstop_person;
+GRANT INSERT (case_id, shard, topic, message_id, consumer_group) ON case_member TO backstop_person;
+GRANT UPDATE (settled_at, added_at) ON case_member TO backstop_person;
 GRANT INSERT (duty, scope, token, dry_run, no_send, policy_version, code_version) ON run TO backstop_person;
 GRANT UPDATE (state, heartbeat_at, finished_at, error, counts, phases, only_ids) ON run TO backstop_person;
 GRANT INSERT ON delivery_decision TO backstop_person;
 GRANT INSERT (run_id, wanted, planned_by, why) ON incident TO backstop_person;
 GRANT INSERT ON alert, case_note, incident_delivery, resend_request, resend_batch, pause, owed_since, proposal, drained_broker TO backstop_person;
-GRANT DELETE ON duty_lease, pause, withdrawal TO backstop_person;
+GRANT DELETE ON duty_lease, pause, withdrawal, case_member TO backstop_person;
 GRANT UPDATE (shard, groups, reason, requested_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
     step, given_up_by, given_up_groups, created_at, updated_at) ON resend_request TO backstop_person;
 GRANT UPDATE (state, decision, reason, decided_by, left_in_case, barred, decided_at, look_at, case_id, shard, send_number, proof,
@@ -68,7 +75,6 @@ GRANT UPDATE (state, decision, reason, decided_by, left_in_case, barred, decided
 -- Who planned, in which run, what was shown and what was answered is not theirs to write.
 GRANT UPDATE (whole, left_out, too_wide, approved_by, approved_at, paced_until) ON incident TO backstop_person;
 GRANT UPDATE (letters, seen, asked_at, left_out) ON incident_delivery TO backstop_person;
-GRANT INSERT, UPDATE, DELETE ON case_member TO backstop_person;
 GRANT UPDATE (accepted) ON queue_epoch TO backstop_person;
 -- What was proposed is not theirs to change, but to end.
 GRANT UPDATE (ended_at, ended_by, how, content) ON proposal TO backstop_person;
