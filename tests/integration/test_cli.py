@@ -346,6 +346,8 @@ def test_check_finds_everything_good_in_a_good_system(world: World, cli: Cli) ->
                     "broker embedded", "broker embedded: clock", "front of billing"):  # fmt: skip
         assert subject in subjects
     [flags] = [finding["says"] for finding in report["findings"] if finding["subject"] == "broker embedded: capabilities"]
+    [heartbeat] = [finding["says"] for finding in report["findings"] if finding["subject"] == "heartbeat"]
+    assert heartbeat.startswith("none: nobody outside learns")
     assert "has_offsets yes" in flags and "has_retry_queues no" in flags and "progress_means acknowledged" in flags
     named = {flag.split(" ", 1)[0] for flag in flags.split(", ")}
     assert named == {field.name for field in dataclasses.fields(Capabilities)}, "every flag is told"

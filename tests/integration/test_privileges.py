@@ -16,7 +16,7 @@ from psycopg2 import errors
 
 from backstop.brokers.protocol import Finding
 from backstop.config.load import load as load_settings
-from backstop.errors import StoreUnavailable
+from backstop.errors import StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.records import Key, Outcome, Position
 from backstop.reports.metrics import render
@@ -335,6 +335,25 @@ def test_rows_that_row_level_security_hides_are_refused_and_never_absent(
         finally:
             run(server.admin_dsn(), "ALTER ROLE login_of_backstop_duty NOBYPASSRLS")
             run(admin, f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY; DROP POLICY tenant ON {table}")
+
+
+def test_check_names_what_a_bulk_scan_is_not_granted_and_a_grant_of_just_that_is_enough(
+    server: Postgres, logins: dict[str, str]
+) -> None:
+    admin = server.admin_dsn("consumer")
+    with PostgresLogs("one", as_(server, logins, "backstop_duty", "consumer")) as store:
+        try:
+            run(admin, "REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_walfile_name(pg_lsn) FROM PUBLIC")
+            with pytest.raises(Unavailable):
+                store.lineage()
+            (bad,) = [finding for finding in store.check() if not finding.good]
+            assert bad.subject.endswith("bulk scans")
+            assert "may not call pg_control_system(), pg_walfile_name(pg_lsn)" in bad.says
+            run(admin, bad.do.removeprefix("Let a superuser run: "))
+            assert store.continues(store.lineage()) and all(finding.good for finding in store.check())
+        finally:
+            run(admin, "REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_walfile_name(pg_lsn) FROM backstop_duty;"
+                "GRANT EXECUTE ON FUNCTION pg_control_system(), pg_walfile_name(pg_lsn) TO PUBLIC")  # fmt: skip
 
 
 def test_the_duties_may_stage_where_nobody_else_may_make_temporary_tables(server: Postgres, logins: dict[str, str]) -> None:

@@ -116,6 +116,21 @@ def _encoding(connection: PostgresConnection) -> Finding:
     )
 
 
+def check_identity(connection: PostgresConnection) -> Finding:
+    """A scan of many logs counts only if the server was the same before and after it. Where that cannot be known, logs are read
+    by key: correct, and slow when many are due."""
+    subject = f"{connection.subject}: bulk scans"
+    denied = ", ".join(signature for (signature,) in connection.rows(_SQL["identity"]))
+    if not denied:
+        return Finding(subject, True, "can tell whether the server stays the same")
+    return Finding(
+        subject,
+        False,
+        f"cannot tell whether the server stays the same: this login may not call {denied}. Each log is read by its key",
+        f"Let a superuser run: GRANT EXECUTE ON FUNCTION {denied} TO backstop_duty;",
+    )
+
+
 def _durability(connection: PostgresConnection) -> list[Finding]:
     ((fsync, full_pages, commit, standby),) = connection.rows(_SQL["durability"])
     subject = f"{connection.subject}: durability"

@@ -19,6 +19,12 @@ FROM (SELECT DISTINCT t.table_name FROM unnest(%(tables)s::text[]) AS t (table_n
 WHERE row_security_active(to_regclass(n.table_name)::oid)
 ORDER BY n.table_name;
 
+-- name: identity: of the functions by which a bulk scan recognizes the server, those that this login may not call
+SELECT f.signature
+FROM unnest(ARRAY['pg_control_system()', 'pg_current_wal_lsn()', 'pg_walfile_name(pg_lsn)']) WITH ORDINALITY AS f (signature, place)
+WHERE NOT has_function_privilege('pg_catalog.' || f.signature, 'EXECUTE')
+ORDER BY f.place;
+
 -- name: durability: what the server promises to keep across a crash
 SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
     pg_is_in_recovery();

@@ -14,7 +14,7 @@ from psycopg2.extensions import cursor as Cursor
 from backstop.brokers.protocol import Finding
 from backstop.named_sql import load
 from backstop.records import Key, LogRow
-from backstop.stores.postgresql_check import check
+from backstop.stores.postgresql_check import check, check_identity
 from backstop.stores.postgresql_connection import PostgresConnection, columns, readable
 from backstop.stores.postgresql_privileges import CONSUMER
 from backstop.stores.postgresql_scan import ROWS_OF_PART, parts_of
@@ -111,7 +111,7 @@ class PostgresLogs:
         return {(queue_id, epoch): offset for queue_id, epoch, offset in found}
 
     def check(self) -> list[Finding]:
-        return check(self._connection, CONSUMER)
+        return [*check(self._connection, CONSUMER), check_identity(self._connection)]
 
     def close(self) -> None:
         self._connection.close()
