@@ -211,6 +211,28 @@ def test_a_button_of_a_task_without_a_run_leads_nowhere(opened: object) -> None:
     assert [link.get_link(task, ti_key=None) for link in (RunLink(), DataDocsLink())] == ["", ""]
 
 
+def test_a_page_that_takes_long_is_given_up_and_holds_no_thread_of_airflows_server(
+    reader: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pages._LONGEST == "5s"
+    monkeypatch.setattr(pages, "_LONGEST", "1s")
+    for slow in ("SELECT pg_sleep(60)", "UPDATE run SET state = 'done'"):
+        monkeypatch.setattr(pages, "_SQL", {**pages._SQL, "newest_runs": slow})
+        if slow.startswith("SELECT"):
+            answer = reader.get("/runs")
+            assert answer.status_code == 503 and "too busy" in answer.text
+        else:
+            with pytest.raises(psycopg2.errors.ReadOnlySqlTransaction):
+                reader.get("/runs")
+    monkeypatch.undo()
+
+
+def test_a_page_takes_styles_from_the_hosts_of_great_expectations_alone() -> None:
+    policy = pages.HEADERS["Content-Security-Policy"]
+    assert "script" not in policy and " https: " not in f" {policy.replace(';', ' ')} "
+    assert policy.count("https://cdn.jsdelivr.net") == 2
+
+
 def test_nothing_can_be_changed(reader: TestClient) -> None:
     for method in ("post", "put", "patch", "delete"):
         assert getattr(reader, method)("/runs/1").status_code == 405

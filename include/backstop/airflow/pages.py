@@ -7,6 +7,8 @@ Nothing here changes anything. Text from the database is escaped; pages carry no
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -15,7 +17,7 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from backstop.airflow.access import Visitor, reader, visitor_of
-from backstop.airflow.control_room import control_room, docs_folder
+from backstop.airflow.control_room import Room, control_room, docs_folder
 from backstop.airflow.decide_case import DAG, dag_for
 from backstop.named_sql import load
 
@@ -29,11 +31,14 @@ body { font: 14px/1.4 sans-serif; margin: 2em } table { border-collapse: collaps
 td, th { border: 1px solid #ccc; padding: .2em .6em; text-align: left; vertical-align: top }
 """
 
+_STYLES = "https://maxcdn.bootstrapcdn.com https://cdnjs.cloudflare.com https://unpkg.com https://cdn.jsdelivr.net"
+"""Where Great Expectations' pages take their styles and fonts from."""
+
 # No script runs, not even the Data Docs' own, which come from other hosts: these pages share Airflow's origin
 # and cookie.
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline' https:; "
-    "img-src 'self' data:; font-src 'self' https: data:; frame-ancestors 'self'; base-uri 'none'; "
+    "Content-Security-Policy": f"default-src 'none'; style-src 'self' 'unsafe-inline' {_STYLES}; "
+    f"img-src 'self' data:; font-src 'self' {_STYLES} data:; frame-ancestors 'self'; base-uri 'none'; "
     "form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -57,6 +62,23 @@ OF_CASE = (
     ("Notes", "notes_of_case"),
     ("Questions to people", "questions_of_case"),
 )
+
+
+_LONGEST = "5s"
+"""So long may a statement of a page take: pages are drawn in the threads of Airflow's own server."""
+
+
+@contextmanager
+def _reading() -> Iterator[tuple[Room, Any]]:
+    """The settings and a cursor that only reads, for a short time. HTTPException 503 when it takes longer."""
+    from psycopg2 import errors
+
+    with control_room() as room, room.control, room.control.cursor() as cursor:
+        cursor.execute("SET TRANSACTION READ ONLY; SELECT set_config('statement_timeout', %s, true)", [_LONGEST])
+        try:
+            yield room, cursor
+        except errors.QueryCanceled as error:
+            raise HTTPException(503, "The control database is too busy to show this page. Use the command line.") from error
 
 
 def make_app() -> FastAPI:
@@ -90,7 +112,7 @@ def show_visitor(visitor: Asking) -> Response:
 
 def list_runs() -> Response:
     """The newest runs, each with its page."""
-    with control_room() as room, room.control, room.control.cursor() as cursor:
+    with _reading() as (_, cursor):
         cursor.execute(_SQL["newest_runs"])
         rows = [row_of(cursor, row) for row in cursor.fetchall()]
     for row in rows:
@@ -100,7 +122,7 @@ def list_runs() -> Response:
 
 def list_cases(visitor: Asking) -> Response:
     """Open cases, the most severe first, and what dead letters died of, the latest first."""
-    with control_room() as room, room.control, room.control.cursor() as cursor:
+    with _reading() as (room, cursor):
         of_teams = list(room.settings.teams_by_topic())
         readable = [topic for topic in of_teams if visitor.may_read(dag_for(room.settings, topic))]
         cursor.execute(_SQL["open_cases"], {
@@ -118,7 +140,7 @@ def list_cases(visitor: Asking) -> Response:
 
 def show_case(case_id: int, visitor: Asking) -> Response:
     """One case: its evidence, deliveries, letters, notes and questions. No content of a message."""
-    with control_room() as room, room.control, room.control.cursor() as cursor:
+    with _reading() as (room, cursor):
         cursor.execute(_SQL["case"], {"case_id": case_id})
         found = cursor.fetchone()
         case = row_of(cursor, found) if found is not None else None
@@ -135,7 +157,7 @@ def show_case(case_id: int, visitor: Asking) -> Response:
 
 def show_run(run_id: int) -> Response:
     """Counts, verdicts by topic and group, requests, cases, data checks of one run."""
-    with control_room() as room, room.control, room.control.cursor() as cursor:
+    with _reading() as (_, cursor):
         cursor.execute(_SQL["run"], {"run_id": run_id})
         found = cursor.fetchone()
         if found is None:
@@ -163,7 +185,7 @@ def show_checks(run_id: int, suite: str) -> Response:
     """
     from backstop.quality.suites import SUITES, checks_of
 
-    with control_room() as room, room.control, room.control.cursor() as cursor:
+    with _reading() as (_, cursor):
         cursor.execute(_SQL["checks_of_run"], {"run_id": run_id})
         kept = next((row for row in (row_of(cursor, row) for row in cursor.fetchall()) if row["suite"] == suite), None)
     if kept is None:
