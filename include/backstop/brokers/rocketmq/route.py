@@ -141,8 +141,8 @@ class Routes:
         """
         doing = f"looking for the brokers of {topic}"
         try:
-            answer, cluster = self._ask(topic, doing, deadline)
-            names = {name for name in _masters(cluster) if name in (self.brokers or (name,))}
+            answer, masters = self._ask(topic, doing, deadline)
+            names = {name for name in masters if name in (self.brokers or (name,))}
             if answer.code == Said.SUCCESS:
                 names |= {str(one["brokerName"]) for one in answer.json()["queueDatas"]}
         except (Malformed, KeyError, TypeError) as error:
@@ -184,7 +184,7 @@ class Routes:
         asked = [Request(Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}), Request(_CLUSTER)]
         route, cluster = only_answers(self._pool.ask_many(server, asked, deadline))
         before = _masters(_good(server, cluster))
-        if route.code == Said.SUCCESS and _brokers_of(route) >= {*before, *(self.brokers or ())}:
+        if route.code == Said.SUCCESS and _brokers_of(route) >= {*before, *(self.brokers or ())} - self._removed:
             return route, before
         [route] = only_answers(self._pool.ask_many(server, asked[:1], deadline))
         _, after = self._ask_cluster(server, deadline)
