@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +11,7 @@ import pytest
 
 from backstop_lab.demo import call_for_runs
 from backstop_lab.demo.call_for_runs import CallForRuns
+from backstop_lab.demo.hold_up import judge_old_traffic
 from backstop_lab.demo.stage import CALLED, RunsWanted, Stage
 from control_world import GROUPS, SHARDS, World, servers, world  # noqa: F401
 
@@ -168,3 +171,29 @@ def test_what_nobody_foresaw_is_done_after_a_minute(story: Story, monkeypatch: p
     assert story.look() == []
     monkeypatch.setattr(call_for_runs, "LONGEST", 0.0)
     assert story.look() == ["reconcile", "triage", "sweep"]
+
+
+def test_the_age_of_what_is_due_is_that_of_its_oldest_stub(world: World, story: Story) -> None:
+    assert Stage.oldest_due(story.stage) == 0.0
+    world.stub("done long ago", status="confirmed", age="9 minutes")
+    world.stub("older", shard="shop_b", age="5 minutes")
+    world.stub("newer", age="1 minute")
+    assert 300.0 <= Stage.oldest_due(story.stage) < 330.0
+
+
+def test_old_traffic_is_judged_before_its_store_goes_away() -> None:
+    ages, runs, wanted = [100.0, 100.0, 100.0], [0, 1], []
+
+    def wants_runs(*duties: str, at_once: bool) -> Any:
+        wanted.append((duties, at_once))
+        return nullcontext()
+
+    stage = SimpleNamespace(
+        now=lambda: None, oldest_due=lambda: ages.pop(), judged_since=lambda begun: runs.pop(0), wants_runs=wants_runs,
+        settings=SimpleNamespace(policy_for=lambda topic: SimpleNamespace(unknown_horizon=timedelta(minutes=2))),
+    )  # fmt: skip
+    judge_old_traffic(cast(Stage, stage))
+    assert (len(ages), runs, wanted) == (1, [], [(("reconcile",), True)])
+    ages[:] = [40.0]
+    judge_old_traffic(cast(Stage, stage))
+    assert ages == []

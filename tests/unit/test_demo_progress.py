@@ -11,7 +11,7 @@ import pytest
 
 from backstop.config.load import load
 from backstop_lab.demo.narrate import narrate
-from backstop_lab.demo.run import write_config
+from backstop_lab.demo.run import workers_of_a_group, write_config
 from backstop_lab.demo.scenario import play_each
 from backstop_lab.demo.stage import Stage
 from backstop_lab.servers.child import LocalServerError
@@ -81,3 +81,7 @@ def test_nothing_is_waited_for_when_what_goes_on_beside_the_story_has_failed() -
 
 def test_the_demos_settings_are_accepted(tmp_path: Path) -> None:
     assert load(write_config(tmp_path / "backstop.yaml")).policy_for("orders").recheck.total_seconds() == 10.0
+
+
+def test_many_messages_get_more_workers() -> None:
+    assert [workers_of_a_group(messages) for messages in (4_000, 200_000)] == [2, 6]

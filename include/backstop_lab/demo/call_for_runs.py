@@ -22,7 +22,7 @@ from backstop_lab.demo.stage import Stage
 from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable
 
 LOOK_SECONDS = 1.0
-MANY = 20_000
+MANY = 50_000
 """So many due stubs are judged whatever the story waits for: the last run must not be about all of a long demo."""
 SOON_SECONDS = 3.0
 """A run is not called for while more stubs become due within this time."""

@@ -11,6 +11,8 @@ from backstop_lab.shop.wait_for import wait_for
 
 KILLS, SLOW, AWAY, FLUSHED = 2, 20, 10, 10
 MESSAGES = 2 * KILLS + 2 + FLUSHED + BURST + SLOW + AWAY
+JUDGED_BEFORE = 1 / 3
+"""Of the unknown horizon: older traffic is judged before a store goes away."""
 SLOW_RUNS = 2
 """Reconcile runs that a slow group is seen by without a resend."""
 
@@ -71,6 +73,7 @@ def empty_the_leases(stage: Stage) -> None:
 
 def slow_group_and_store_away(stage: Stage) -> None:
     """Shipping stands still for several runs; meanwhile billing's database is away, its work not yet confirmed."""
+    judge_old_traffic(stage)
     stage.groups["shipping"].pause()
     begun = stage.now()
     stage.producers["shop_b"].make("orders", SLOW, fault="slow_group", consumer_group="shipping")
@@ -93,3 +96,18 @@ def slow_group_and_store_away(stage: Stage) -> None:
             2 * RUN_SECONDS, lambda: f"{stage.judged_since(begun)} of {SLOW_RUNS} runs",
         )  # fmt: skip
     stage.groups["shipping"].resume()
+
+
+def judge_old_traffic(stage: Stage) -> None:
+    """A delivery that is judged for the first time when it is old, while its logs cannot be read, becomes a person's case.
+
+    That is right, and no part of this story: a run judges the traffic of a long demo, or of a busy machine, first.
+    """
+    begun = stage.now()
+    limit = stage.settings.policy_for(None).unknown_horizon.total_seconds() * JUDGED_BEFORE
+
+    def judged() -> bool:
+        return stage.oldest_due() <= limit or stage.judged_since(begun) > 0
+
+    with stage.wants_runs("reconcile", at_once=True):
+        wait_for("A run over the traffic so far", judged, 2 * RUN_SECONDS, lambda: f"{stage.oldest_due():.0f} s old")

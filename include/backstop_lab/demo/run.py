@@ -36,6 +36,7 @@ RECHECK = "10s"
 SOONER = {"retry_after": "1s", "sweep_interval": "2s"}
 """A demo waits for each of these; a platform that stays up must not be kept busy by them."""
 LAST_RUNS_SECONDS = 300.0
+MANY_MESSAGES = 20_000
 SCHEDULES = {
     # Started when they would find something to do (call_for_runs.py); on a schedule of seconds most runs find nothing.
     "BACKSTOP_RECONCILE_SCHEDULE": "none",
@@ -92,7 +93,7 @@ def run_demo(folder: Path, seed: int, messages: int, broker: str = EMBEDDED) -> 
     started = monotonic()
     log.info("set-up: waiting for PostgreSQL, the broker, Valkey and their schemas")
     with new_platform(folder, broker) as platform:
-        stage = Stage(platform, folder, seed)
+        stage = Stage(platform, folder, seed, workers=workers_of_a_group(messages))
         try:
             stage.make_tables()
             stage.seconds["set-up"] = round(monotonic() - started, 1)
@@ -103,6 +104,11 @@ def run_demo(folder: Path, seed: int, messages: int, broker: str = EMBEDDED) -> 
     report |= {"seed": seed, "messages": messages, "machine": machine()}
     (folder / "report.json").write_text(json.dumps(report, ensure_ascii=False, indent=2), encoding="utf-8")
     return report
+
+
+def workers_of_a_group(messages: int) -> int:
+    """A worker commits its messages one by one and waits for the disk each time: with more of them one write serves several."""
+    return 6 if messages >= MANY_MESSAGES else 2
 
 
 def tell(stage: Stage, messages: int) -> dict[str, Any]:

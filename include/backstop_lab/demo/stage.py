@@ -53,9 +53,12 @@ class RunsWanted:
 
 
 class Stage:
-    """One demo's processes over a running platform. `folder` gets logs, private files, ledger and places.json."""
+    """One demo's processes over a running platform. `folder` gets logs, private files, ledger and places.json.
 
-    def __init__(self, platform: Platform, folder: Path, seed: int) -> None:
+    `workers`: of each consumer group.
+    """
+
+    def __init__(self, platform: Platform, folder: Path, seed: int, *, workers: int = 2) -> None:
         self.platform = platform
         self.settings = load(platform.config)
         self.urls = platform.connections()
@@ -105,6 +108,7 @@ class Stage:
                     "topics": list(self.settings.topics_of(group)),
                 },
                 processes,
+                workers,
             )
             for group, url in self.stores.items()
         }
@@ -250,6 +254,19 @@ class Stage:
         [(now,)] = change(self.control, "SELECT clock_timestamp()", ())
         instant: datetime = now
         return instant
+
+    def oldest_due(self) -> float:
+        """How many seconds ago the oldest of the stubs was made that a run would judge; 0: none."""
+        ages = [
+            change(
+                dsn,
+                "SELECT coalesce(extract(epoch FROM now() - min(created_at)), 0) FROM message_stub"
+                " WHERE status = 'pending' AND next_check_at <= now()",
+                (),
+            )
+            for dsn in self.shards.values()
+        ]
+        return max(float(age) for [(age,)] in ages)
 
     def judged_since(self, instant: datetime) -> int:
         """How many reconcile runs that began after the instant have judged, to the end."""
