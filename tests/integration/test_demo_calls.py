@@ -134,14 +134,13 @@ def test_a_run_waits_for_repairs_unless_the_story_waits_for_the_run(
     assert story.look() == ["reconcile"]
 
 
-def test_unwanted_duties_stay_unless_very_much_is_due(world: World, story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duties_that_the_story_does_not_wait_for_are_not_started(world: World, story: Story) -> None:
     world.stub("due")
-    world.stub("due, too", shard="shop_b")
     story.letters = 1
     story.wait_for()
     assert story.look() == []
-    monkeypatch.setattr(call_for_runs, "MANY", 2)
-    assert story.look() == ["reconcile"]
+    story.wait_for("triage")
+    assert story.look() == ["triage"]
 
 
 def test_dead_letters_call_for_triage(story: Story) -> None:

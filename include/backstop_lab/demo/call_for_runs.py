@@ -22,8 +22,6 @@ from backstop_lab.demo.stage import Stage
 from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable
 
 LOOK_SECONDS = 1.0
-MANY = 50_000
-"""So many due stubs are judged whatever the story waits for: the last run must not be about all of a long demo."""
 SOON_SECONDS = 3.0
 """A run is not called for while more stubs become due within this time."""
 PATIENCE = {"reconcile": 30.0, "triage": 20.0, "sweep": 10.0, "resend": 10.0, "ask_people": 10.0, "deliver_alerts": 10.0}
@@ -61,6 +59,8 @@ class CallForRuns:
             return
         self._looked_at = now
         wanted = self._stage.runs_wanted.duties
+        if not wanted:
+            return
         with closing(psycopg2.connect(self._stage.control, connect_timeout=10)) as control:
             alive = {str(duty) for (duty,) in rows(control, "SELECT DISTINCT duty FROM run WHERE finished_at IS NULL")}
             for duty, find in self._finders.items():
@@ -68,8 +68,6 @@ class CallForRuns:
                     self._waits_since.pop(duty, None)
                 elif duty in wanted:
                     self._call_when_due(duty, find(control), now)
-                elif duty == "reconcile" and self._many_due():
-                    self._call(duty, f"more than {MANY} stubs are due", now)
 
     def _call_when_due(self, duty: str, work: Work | None, now: float) -> None:
         if work is None:
@@ -104,9 +102,6 @@ class CallForRuns:
             return None
         more = soon > 0 or (not self._stage.runs_wanted.at_once and number(control, UNDER_WAY) > 0)
         return Work(f"{due} stubs are due", ready=not more)
-
-    def _many_due(self) -> bool:
-        return sum(int(found) for (found,) in self._of_shards(DUE_UP_TO, {"limit": MANY})) >= MANY
 
     def _to_triage(self, control: Any) -> Work | None:
         groups = [(topic, group) for topic, takers in self._stage.topics.items() for group in takers]
@@ -153,10 +148,6 @@ DUE = """
     LEFT JOIN (SELECT DISTINCT a.topic, a.message_id FROM unnest(%(topics)s::text[], %(ids)s::text[]) AS a (topic, message_id)
         OFFSET 0) held USING (topic, message_id)
     WHERE s.status = 'pending' AND s.next_check_at <= now() + %(soon)s * interval '1 second' AND held.message_id IS NULL
-"""
-DUE_UP_TO = """
-    SELECT count(*) FROM (
-        SELECT 1 FROM message_stub WHERE status = 'pending' AND next_check_at <= now() LIMIT %(limit)s) AS due
 """
 TO_BE_ANSWERED = "SELECT count(*) FROM case_file WHERE state = 'open' AND kind IN ('dead_letters', 'mass_loss')"
 UNDER_WAY = """
