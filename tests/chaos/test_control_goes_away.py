@@ -60,6 +60,25 @@ def test_a_resend_that_loses_the_control_database_says_so(
     servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with system(*servers) as world:
+        plain = work.prepare
+
+        def thrown_out(*arguments: Any, **named: Any) -> Any:
+            throw_out(world, servers[0].admin_dsn())
+            return plain(*arguments, **named)
+
+        monkeypatch.setattr(work, "prepare", thrown_out)
+        with pytest.raises(StoreUnavailable, match="control database") as raised:
+            work.run_duty(world.settings, world.connections)
+        assert raised.value.exit_code == 3
+        monkeypatch.undo()
+        work.run_duty(world.settings, world.connections)
+        assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [("incomplete",), ("done",)]
+
+
+def test_a_run_that_did_everything_is_done_although_its_own_connection_was_dropped(
+    servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with system(*servers) as world:
         plain = work.run_once
 
         def thrown_out(*arguments: Any, **named: Any) -> Any:
@@ -67,9 +86,6 @@ def test_a_resend_that_loses_the_control_database_says_so(
             return plain(*arguments, **named)
 
         monkeypatch.setattr(work, "run_once", thrown_out)
-        with pytest.raises(StoreUnavailable, match="control database") as raised:
-            work.run_duty(world.settings, world.connections)
-        assert raised.value.exit_code == 3
-        monkeypatch.undo()
         work.run_duty(world.settings, world.connections)
-        assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [("incomplete",), ("done",)]
+        assert world.rows("control", "SELECT state, error FROM run") == [("done", None)]
+        assert world.rows("control", "SELECT * FROM duty_lease") == []
