@@ -1,0 +1,137 @@
+-- Parked ordering keys, in the consumer database. The row of a key is locked by whoever parks it, begins or keeps one of its
+-- messages, or releases it.
+
+-- name: lock_keys: which of these keys are parked, each locked until the transaction ends
+SELECT topic, ordering_key, state, messages, bytes FROM parked_key
+WHERE consumer_group = %(group)s::text
+    AND (topic, ordering_key) IN (SELECT * FROM unnest(%(topics)s::text[], %(keys)s::text[]))
+ORDER BY topic, ordering_key
+FOR UPDATE;
+
+-- name: count_keys: how many keys are parked; until the transaction ends nobody else parks one
+SELECT count(*)::integer AS keys
+FROM (SELECT pg_advisory_xact_lock(hashtextextended('backstop parking ' || %(group)s::text || ' ' || %(topic)s::text, 0))) l,
+    LATERAL (SELECT FROM parked_key WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text) k;
+
+-- name: park_key: the key waits for a person from now on
+INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes, last_error)
+VALUES (%(group)s::text, %(topic)s::text, %(key)s::text, %(queue_id)s::integer, 'PARKED', 0, 0, %(error)s::text)
+RETURNING ordering_key;
+
+-- name: park_log: the head's log, by the token of who tried it
+UPDATE consumer_log SET
+    state = 'PARKED', last_error = %(error)s::text, updated_at = clock_timestamp(), lease_expires_at = clock_timestamp()
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
+    AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
+RETURNING fence;
+
+-- name: log_follower: the log of a follower, only where there is none
+INSERT INTO consumer_log (consumer_group, topic, message_id, queue_id, queue_offset, queue_epoch, state, lease_expires_at,
+    attempts, payload_hash, content_version, owner_host)
+VALUES (%(group)s::text, %(topic)s::text, %(message_id)s::text, %(queue_id)s::integer, %(queue_offset)s::bigint,
+    %(queue_epoch)s::text, 'PARKED', clock_timestamp(), 0, %(payload_hash)s::bytea, %(content_version)s::integer,
+    %(owner_host)s::text)
+ON CONFLICT (consumer_group, topic, message_id) DO NOTHING
+RETURNING message_id;
+
+-- name: keep: keeps a message's content at the end of its key's list
+INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, headers, tag, content_version,
+    queue_id, queue_offset, queue_epoch)
+VALUES (%(group)s::text, %(topic)s::text, %(message_id)s::text, %(key)s::text, %(content)s::bytea, %(headers)s::text,
+    %(tag)s::text, %(content_version)s::integer, %(queue_id)s::integer, %(queue_offset)s::bigint, %(queue_epoch)s::text)
+RETURNING number;
+
+-- name: count_message: one message more, or one less, in the list of a key that is locked
+UPDATE parked_key SET
+    messages = messages + %(number)s::integer, bytes = bytes + %(bytes)s::bigint, updated_at = clock_timestamp()
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND ordering_key = %(key)s::text
+RETURNING messages;
+
+-- name: remove: takes a message out of its key's list
+DELETE FROM parked_message
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
+RETURNING octet_length(content) + octet_length(headers) AS bytes;
+
+-- name: unpark: the key is free when its list is empty
+DELETE FROM parked_key
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND ordering_key = %(key)s::text AND messages = 0
+RETURNING ordering_key;
+
+-- name: releasing: the keys of these queues whose release was answered, longest waiting first
+SELECT k.topic, k.ordering_key, k.queue_id FROM parked_key k
+JOIN unnest(%(topics)s::text[], %(queues)s::integer[]) AS mine (topic, queue_id) USING (topic, queue_id)
+WHERE k.consumer_group = %(group)s::text AND k.state = 'RELEASING'
+ORDER BY k.answered_at, k.ordering_key LIMIT %(limit)s::integer;
+
+-- name: head: the first message of a key's list
+SELECT message_id, content, headers, tag, content_version, queue_id, queue_offset, queue_epoch FROM parked_message
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND ordering_key = %(key)s::text
+ORDER BY number LIMIT 1;
+
+-- name: head_log: what the log says of a head
+SELECT state, extract(epoch FROM lease_expires_at - clock_timestamp())::float8 AS seconds_left FROM consumer_log
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
+FOR UPDATE;
+
+-- name: begin_head: grants the lease of a released head, and of nothing else that is parked
+INSERT INTO consumer_log AS l (consumer_group, topic, message_id, queue_id, queue_offset, queue_epoch, state, owner_token,
+    fence, lease_expires_at, attempts, payload_hash, content_version, owner_host)
+VALUES (%(group)s::text, %(topic)s::text, %(message_id)s::text, %(queue_id)s::integer, %(queue_offset)s::bigint,
+    %(queue_epoch)s::text, 'CONSUMING', %(token)s::uuid, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint,
+    clock_timestamp() + %(lease_seconds)s::float8 * interval '1 second', 1, %(payload_hash)s::bytea,
+    %(content_version)s::integer, %(owner_host)s::text)
+ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET
+    state = 'CONSUMING', owner_token = excluded.owner_token, fence = greatest(l.fence + 1, excluded.fence),
+    lease_expires_at = excluded.lease_expires_at, attempts = l.attempts + 1, updated_at = clock_timestamp(),
+    payload_hash = excluded.payload_hash, content_version = excluded.content_version, owner_host = excluded.owner_host
+WHERE l.state = 'PARKED'
+RETURNING l.owner_token::text AS token, l.fence, l.attempts;
+
+-- name: park_again: the key waits for a person once more
+UPDATE parked_key SET
+    state = 'PARKED', times_parked = times_parked + 1, last_error = %(error)s::text, parked_at = clock_timestamp(),
+    updated_at = clock_timestamp()
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND ordering_key = %(key)s::text
+RETURNING messages;
+
+-- name: park_expired: the log of a released head whose worker ended or failed
+UPDATE consumer_log SET state = 'PARKED', updated_at = clock_timestamp(), lease_expires_at = clock_timestamp()
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
+    AND state IN ('CONSUMING', 'FAILED', 'EXPIRED')
+RETURNING fence;
+
+-- name: set_back: a head that could not be tried for no fault of its own: the attempt is not counted, its state is as before
+UPDATE consumer_log SET
+    state = %(state)s::text, attempts = greatest(attempts - 1, 0), last_error = coalesce(%(error)s::text, last_error),
+    updated_at = clock_timestamp(), lease_expires_at = clock_timestamp()
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
+    AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
+RETURNING fence;
+
+-- name: stop_queue: a limit of parking was reached: the queue stops
+INSERT INTO parking_full AS f (consumer_group, topic, queue_id, ordering_key, reached)
+VALUES (%(group)s::text, %(topic)s::text, %(queue_id)s::integer, %(key)s::text, %(reached)s::text)
+ON CONFLICT (consumer_group, topic, queue_id) DO UPDATE SET ordering_key = excluded.ordering_key, reached = excluded.reached
+RETURNING queue_id;
+
+-- name: go_on: there is room again
+DELETE FROM parking_full
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND queue_id = %(queue_id)s::integer
+RETURNING queue_id;
+
+-- name: answered: a person answered: the key's messages are released, head first
+UPDATE parked_key SET
+    state = 'RELEASING', answer = %(answer)s::text, answered_by = %(by)s::text, answered_at = clock_timestamp(),
+    updated_at = clock_timestamp()
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND ordering_key = %(key)s::text AND state = 'PARKED'
+RETURNING messages;
+
+-- name: edit_head: a person's content replaces the head's, as a newer version
+UPDATE parked_message SET content = %(content)s::bytea, content_version = content_version + 1
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
+RETURNING content_version;
+
+-- name: say_discarded: the log of a message that a person discarded stays PARKED: its copies are acknowledged
+UPDATE consumer_log SET last_error = %(error)s::text, updated_at = clock_timestamp()
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text AND state = 'PARKED'
+RETURNING message_id;

@@ -1,0 +1,80 @@
+-- Owning queues: one row for each group, topic and queue in the consumer database. The clock is the database's.
+
+-- name: join: says that a member lives, and lists the living ones with the number of queues that each owns
+WITH me AS (
+    INSERT INTO group_member AS m (consumer_group, topic, member, expires_at)
+    VALUES (%(group)s::text, %(topic)s::text, %(member)s::text,
+        clock_timestamp() + %(lease_seconds)s::float8 * interval '1 second')
+    ON CONFLICT (consumer_group, topic, member) DO UPDATE SET expires_at = excluded.expires_at
+    RETURNING m.member
+), gone AS (
+    DELETE FROM group_member g WHERE g.consumer_group = %(group)s::text AND g.topic = %(topic)s::text
+        AND g.member <> %(member)s::text AND g.expires_at <= clock_timestamp()
+)
+SELECT m.member, (SELECT count(*) FROM queue_owner q WHERE q.consumer_group = %(group)s::text
+    AND q.topic = %(topic)s::text AND q.owner = m.member AND q.state = 'OWNED')::integer AS owned
+FROM (SELECT member FROM me UNION SELECT g.member FROM group_member g WHERE g.consumer_group = %(group)s::text
+    AND g.topic = %(topic)s::text AND g.expires_at > clock_timestamp()) m
+ORDER BY m.member;
+
+-- name: leave: a member that stops is no longer counted
+DELETE FROM group_member WHERE consumer_group = %(group)s::text AND member = %(member)s::text RETURNING member;
+
+-- name: declare: makes the rows of a topic's queues; existing rows stay as they are
+INSERT INTO queue_owner (consumer_group, topic, queue_id)
+SELECT %(group)s::text, %(topic)s::text, q FROM unnest(%(queues)s::integer[]) AS q
+ON CONFLICT (consumer_group, topic, queue_id) DO NOTHING
+RETURNING queue_id;
+
+-- name: take: takes queues that are free, expired, or of an earlier life of this member, at most so many; one that a transaction is just using is left for the next time
+WITH free AS (
+    SELECT f.consumer_group, f.topic, f.queue_id FROM queue_owner f
+    WHERE f.consumer_group = %(group)s::text AND f.topic = %(topic)s::text
+        AND f.queue_id = ANY(%(queues)s::integer[])
+        AND (f.state = 'FREE' OR f.expires_at <= clock_timestamp() OR f.owner = %(member)s::text)
+    ORDER BY f.state <> 'FREE', f.queue_id LIMIT %(limit)s::integer
+    FOR UPDATE OF f SKIP LOCKED
+)
+UPDATE queue_owner q SET
+    owner = %(member)s::text,
+    fence = greatest(q.fence + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
+    state = 'OWNED',
+    expires_at = clock_timestamp() + %(lease_seconds)s::float8 * interval '1 second',
+    updated_at = clock_timestamp()
+FROM free
+WHERE q.consumer_group = free.consumer_group AND q.topic = free.topic AND q.queue_id = free.queue_id
+RETURNING q.queue_id, q.fence;
+
+-- name: renew: prolongs what is still ours; a queue that drains is not prolonged, but answered for
+UPDATE queue_owner q SET
+    expires_at = CASE WHEN q.state = 'OWNED'
+        THEN clock_timestamp() + %(lease_seconds)s::float8 * interval '1 second' ELSE q.expires_at END
+FROM unnest(%(topics)s::text[], %(queues)s::integer[], %(fences)s::bigint[]) AS mine (topic, queue_id, fence)
+WHERE q.consumer_group = %(group)s::text AND q.topic = mine.topic AND q.queue_id = mine.queue_id
+    AND q.fence = mine.fence AND q.owner = %(member)s::text
+RETURNING q.topic, q.queue_id;
+
+-- name: drain: the owner begins to hand a queue over; after the time given anyone may take it
+UPDATE queue_owner SET
+    state = 'DRAINING',
+    expires_at = clock_timestamp() + %(drain_seconds)s::float8 * interval '1 second',
+    updated_at = clock_timestamp()
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND queue_id = %(queue_id)s::integer
+    AND fence = %(fence)s::bigint AND owner = %(member)s::text AND state = 'OWNED'
+RETURNING fence;
+
+-- name: release: the owner has nothing of the queue in work any more
+UPDATE queue_owner SET
+    state = 'FREE', owner = NULL, updated_at = clock_timestamp()
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND queue_id = %(queue_id)s::integer
+    AND fence = %(fence)s::bigint AND owner = %(member)s::text
+RETURNING fence;
+
+-- name: holds: whether the queues still have these fences; until this transaction ends nobody takes one of those that do
+SELECT q.topic, q.queue_id, set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) AS limited
+FROM queue_owner q
+JOIN unnest(%(topics)s::text[], %(queues)s::integer[], %(fences)s::bigint[]) AS mine (topic, queue_id, fence)
+    ON q.topic = mine.topic AND q.queue_id = mine.queue_id AND q.fence = mine.fence
+WHERE q.consumer_group = %(group)s::text
+ORDER BY q.topic, q.queue_id
+FOR KEY SHARE OF q;
