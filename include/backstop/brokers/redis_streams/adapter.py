@@ -19,7 +19,7 @@ from backstop.brokers.protocol import (
     Receipt,
     Retries,
 )
-from backstop.brokers.redis_streams import create, drain, look, publish, receive
+from backstop.brokers.redis_streams import create, drain, look, publish, receive, receive_owned
 from backstop.brokers.redis_streams.exchange import Exchange
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.measure_durability import measure_durability
@@ -30,6 +30,7 @@ _SCRIPTS = (
     create.CREATE_QUEUE, create.TRIM, publish.PUBLISH,
     look.LOOK_QUEUE, look.LOOK_GROUP, look.LOOK_PENDING, look.LOOK_TIME, look.READ_DEAD, drain.READ_DEAD_WHOLE,
     receive.REDELIVER, receive.HAND_BACK, receive.ACKNOWLEDGE, receive.LEAVE,
+    receive_owned.READ_OWNED,
 )  # fmt: skip
 
 
@@ -178,6 +179,15 @@ class RedisStreams:
             group=group, topics=topics, consumer=consumer,
             visibility=self._visibility, delivery_limit=self._delivery_limit,
         )  # fmt: skip
+
+    def subscribe_owned(
+        self, group: str, topics: Sequence[str], consumer: str
+    ) -> receive_owned.OwnedRedisSubscription:
+        """One consumer that reads only queues that it owns; `consumer` is unique among the group's living consumers."""
+        self._creator.remember_group(group, list(topics))
+        return receive_owned.OwnedRedisSubscription(
+            self._exchange, self._keys, self._looker, group=group, topics=topics, consumer=consumer
+        )
 
     def create_topic(self, topic: str, queues: int = 1, *, max_message_bytes: int | None = None) -> None:
         """Creates the topic, or adds queues to it, and sets its limit on content and headers together; None: as it is."""

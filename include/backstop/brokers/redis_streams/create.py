@@ -69,6 +69,7 @@ class Creator:
         for queue in range(present):
             keys += [self._keys.stream(topic, queue), self._keys.life(topic, queue)]
             keys += [self._keys.held(topic, queue, group) for group in groups]
+            keys += [self._keys.fence(topic, queue, group) for group in groups]
         self._exchange.ask([("DEL", *keys)], doing)
 
     def create_group(self, group: str, topic: str, at: Literal["start", "end"]) -> None:

@@ -7,6 +7,7 @@ of one topic share the hash tag {topic}: a script never touches two slots.
     backstop:{T}:queue:N              stream  the entries; offset n has the id <n+1>-0
     backstop:{T}:queue:N:life         hash    epoch, next (offset), last_time, max_bytes
     backstop:{T}:queue:N:held:G       zset    entry id -> the instant (ms) from which it is due
+    backstop:{T}:queue:N:fence:G      text    the highest fence under which an owner of the queue has read
     backstop:{T}:dead:G               stream  the dead letters of group G from topic T
     backstop:group:G                  set     the topics that group G ever took
 """
@@ -69,6 +70,9 @@ class Keys:
 
     def held(self, topic: str, queue: int, group: str) -> str:
         return f"{self.stream(topic, queue)}:held:{encode(group)}"
+
+    def fence(self, topic: str, queue: int, group: str) -> str:
+        return f"{self.stream(topic, queue)}:fence:{encode(group)}"
 
     def dead(self, topic: str, group: str) -> str:
         return f"{self.prefix}:{{{encode(topic)}}}:dead:{encode(group)}"

@@ -1,0 +1,40 @@
+"""What a consumer that owns its queues asks of a broker: read one queue in order, while nobody else does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from backstop.brokers.protocol import Received
+
+Queue = tuple[str, int]
+"""A topic and the number of one of its queues."""
+
+
+class OwnedSubscription(Protocol):
+    """One consumer of a group that reads only queues that it owns. Not shared between threads."""
+
+    def queues(self) -> dict[str, list[int]]:
+        """The queues of each of its topics."""
+        ...
+
+    def fetch(self, queue: Queue, fence: int, limit: int) -> list[Received] | None:
+        """Up to `limit` messages of the queue in order, without waiting: first those that an earlier owner left
+        unfinished, then new ones; none twice under one fence. None: somebody has read under a higher fence."""
+        ...
+
+    def acknowledge(self, received: Sequence[Received]) -> None:
+        """The group is done with these; idempotent."""
+        ...
+
+    def bury(self, received: Received, error: str) -> None:
+        """Moves a message that can never be processed to the group's dead letters."""
+        ...
+
+    def forget(self, queue: Queue) -> None:
+        """The queue is not ours any more: what was fetched and not acknowledged is its next owner's."""
+        ...
+
+    def close(self) -> None:
+        """What was fetched and not acknowledged is left to the next owner."""
+        ...

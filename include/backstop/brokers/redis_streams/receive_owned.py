@@ -1,0 +1,152 @@
+"""Receives for one consumer of a group that owns its queues: each in order, and only while no higher fence has read.
+
+What an earlier owner fetched and did not acknowledge is adopted before anything new is read, so no message of a key
+overtakes one before it. Entries are never handed back: their owner tries them in place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from backstop.brokers.owned import Queue
+from backstop.brokers.protocol import Received
+from backstop.brokers.redis_streams.decode import received
+from backstop.brokers.redis_streams.exchange import Exchange, Script
+from backstop.brokers.redis_streams.keys import Keys
+from backstop.brokers.redis_streams.look import Looker
+from backstop.brokers.redis_streams.receive import ACKNOWLEDGE, ERROR_CHARACTERS, HAND_BACK, LEAVE, QUEUES_SECONDS
+from backstop.errors import BrokerUnavailable, ContractBroken
+
+READ_OWNED = Script.load("read_owned")
+_ALL_ADOPTED, _NONE_ADOPTED = b"", b"-"
+
+
+class OwnedRedisSubscription:
+    """One consumer over the queues that it owns. Not shared between threads."""
+
+    def __init__(
+        self, exchange: Exchange, keys: Keys, looker: Looker, *, group: str, topics: Sequence[str], consumer: str
+    ) -> None:
+        self._exchange, self._keys, self._looker = exchange, keys, looker
+        self._group, self._topics, self._consumer = group, tuple(topics), consumer
+        self._queues: dict[str, list[int]] = {}
+        self._read_queues_at = float("-inf")
+        self._adopted: dict[tuple[Queue, int], bytes] = {}
+        """For each queue and fence, how far the entries of earlier owners were adopted."""
+        self._in_hand: dict[Queue, set[str]] = {}
+        self._left: set[Queue] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def queues(self) -> dict[str, list[int]]:
+        now = time.monotonic()
+        if now - self._read_queues_at >= QUEUES_SECONDS:
+            self._queues = {topic: list(range(self._looker.queue_count(topic))) for topic in self._topics}
+            self._read_queues_at = now
+        return self._queues
+
+    def fetch(self, queue: Queue, fence: int, limit: int) -> list[Received] | None:
+        topic, number = queue
+        adopted = self._adopted.get((queue, fence))
+        if adopted is None:  # a new fence: what this consumer had in hand under an earlier one is not its own any more
+            self.forget(queue)
+            adopted = _NONE_ADOPTED
+        self._left.add(queue)
+        command = READ_OWNED.call(
+            (self._keys.stream(*queue), self._keys.held(topic, number, self._group), self._fence(queue)),
+            self._group.encode(), self._consumer.encode(), fence, limit, adopted,
+        )  # fmt: skip
+        # When the answer is lost, entries are pending for us that we never saw: they are adopted again.
+        self._adopted[queue, fence] = _NONE_ADOPTED
+        try:
+            [answer] = self._exchange.ask([command], "receiving")
+        except BrokerUnavailable:
+            self._read_queues_at = float("-inf")  # the topic may have changed
+            raise
+        if answer is None:
+            self.forget(queue)
+            return None
+        self._adopted[queue, fence], entries = answer
+        in_hand = self._in_hand.setdefault(queue, set())
+        found = [
+            received(topic, number, entry_id, fields, "", deliveries)
+            for entry_id, fields, deliveries in entries
+            if entry_id.decode() not in in_hand
+        ]
+        in_hand.update(_entry(one)[1] for one in found)
+        return found
+
+    def acknowledge(self, received: Sequence[Received]) -> None:
+        places: dict[tuple[Queue, str], list[str]] = {}
+        for one in received:
+            number, entry_id = _entry(one)
+            epoch = one.position.epoch if one.position else ""
+            places.setdefault(((one.message.topic, number), epoch), []).append(entry_id)
+        commands = [
+            ACKNOWLEDGE.call(
+                (self._keys.stream(*queue), self._keys.life(*queue), self._keys.held(*queue, self._group)),
+                self._group.encode(), epoch, *ids,
+            )
+            for (queue, epoch), ids in places.items()
+        ]  # fmt: skip
+        if commands:
+            self._exchange.ask(commands, "acknowledging")
+        for (queue, _), ids in places.items():
+            self._in_hand.get(queue, set()).difference_update(ids)
+
+    def bury(self, received: Received, error: str) -> None:
+        number, entry_id = _entry(received)
+        topic = received.message.topic
+        queue = (topic, number)
+        command = HAND_BACK.call(
+            (
+                self._keys.stream(*queue), self._keys.life(*queue), self._keys.held(*queue, self._group),
+                self._keys.dead(topic, self._group),
+            ),
+            self._group.encode(), self._consumer.encode(), entry_id, received.position.epoch if received.position else "",
+            received.deliveries, 1, 0, 1, topic.encode(), number, error[:ERROR_CHARACTERS].encode(errors="replace"),
+        )  # fmt: skip
+        [answer] = self._exchange.ask([command], "moving a message to the dead letters")
+        self._in_hand.get(queue, set()).discard(entry_id)
+        if answer == b"gone":  # it was adopted again meanwhile, or is its next owner's: whoever fetches it buries it
+            for known in [place for place in self._adopted if place[0] == queue]:
+                self._adopted[known] = _NONE_ADOPTED
+
+    def forget(self, queue: Queue) -> None:
+        self._in_hand.pop(queue, None)
+        for known in [place for place in self._adopted if place[0] == queue]:
+            del self._adopted[known]
+
+    def close(self) -> None:
+        """Leaves the group where nothing is pending for this consumer; the next owner adopts the rest."""
+        commands = [
+            LEAVE.call((self._keys.stream(*queue),), self._group.encode(), self._consumer.encode())
+            for queue in sorted(self._left)
+        ]
+        self._left.clear()
+        self._in_hand.clear()
+        self._adopted.clear()
+        self._exchange.run(commands)
+
+    def _fence(self, queue: Queue) -> str:
+        return self._keys.fence(*queue, self._group)
+
+
+def _entry(received: Received) -> tuple[int, str]:
+    number, _, entry_id = received.broker_id.partition("/")
+    if not entry_id:
+        raise ContractBroken(
+            "This message was not received from a Redis Streams subscription.",
+            kept="Nothing was acknowledged.",
+            next_step="Give back the objects that `fetch` returned.",
+        )
+    return int(number), entry_id

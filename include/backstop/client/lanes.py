@@ -1,0 +1,107 @@
+"""Lanes: one for each ordering key of a queue. Of each lane only the head may be in work; lanes take turns."""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from backstop.leases.queue_owner import OwnedQueue
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The messages of one key of one queue under one fence, in order; `releases` a parked key instead."""
+
+    queue: OwnedQueue
+    key: str
+    releases: bool = False
+    waiting: deque[Any] = field(default_factory=deque)
+    """The head included, also while it is in work."""
+    in_work: bool = False
+    failures: int = 0
+    """Of the head, in place."""
+
+
+class Lanes:
+    """All lanes of one consumer. Not shared between threads."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[OwnedQueue, str, bool], Lane] = {}
+        self._ready: deque[Lane] = deque()
+        self._resting: list[tuple[float, int, Lane]] = []
+        self._numbers = count()
+        self._held: dict[OwnedQueue, int] = {}
+        self._in_work: dict[OwnedQueue, int] = {}
+
+    def add(self, queue: OwnedQueue, key: str, item: Any, *, releases: bool = False) -> None:
+        """The item comes last in its lane; a key that is being released has one item only."""
+        lane = self._lanes.get((queue, key, releases))
+        if lane is None:
+            lane = self._lanes[queue, key, releases] = Lane(queue, key, releases)
+            self._ready.append(lane)
+        elif releases:
+            return
+        lane.waiting.append(item)
+        self._held[queue] = self._held.get(queue, 0) + 1
+
+    def start(self, now: float, limit: int) -> list[Lane]:
+        """Up to `limit` lanes whose heads may be tried now; they are in work until `ended` or `again`."""
+        while self._resting and self._resting[0][0] <= now:
+            self._ready.append(heapq.heappop(self._resting)[2])
+        started: list[Lane] = []
+        while self._ready and len(started) < limit:
+            lane = self._ready.popleft()
+            if self._lanes.get((lane.queue, lane.key, lane.releases)) is not lane:
+                continue  # dropped
+            lane.in_work = True
+            self._in_work[lane.queue] = self._in_work.get(lane.queue, 0) + 1
+            started.append(lane)
+        return started
+
+    def ended(self, lane: Lane) -> None:
+        """The head is settled: the next one may go."""
+        self._stop_work(lane)
+        if self._is_ours(lane):
+            lane.failures = 0
+            lane.waiting.popleft()
+            self._held[lane.queue] -= 1
+            if lane.waiting:
+                self._ready.append(lane)
+            else:
+                del self._lanes[lane.queue, lane.key, lane.releases]
+
+    def again(self, lane: Lane, at: float) -> None:
+        """The head is tried once more, no sooner than `at`."""
+        self._stop_work(lane)
+        if self._is_ours(lane):
+            heapq.heappush(self._resting, (at, next(self._numbers), lane))
+
+    def drop(self, queue: OwnedQueue) -> None:
+        """The queue is not ours to start from any more; heads in work go on to their end."""
+        for place in [place for place in self._lanes if place[0] == queue]:
+            del self._lanes[place]
+        self._held.pop(queue, None)
+
+    def held(self, queue: OwnedQueue) -> int:
+        """How many of the queue's messages are here."""
+        return self._held.get(queue, 0)
+
+    def in_work(self, queue: OwnedQueue) -> int:
+        """How many of the queue's heads are in work."""
+        return self._in_work.get(queue, 0)
+
+    def next_at(self) -> float | None:
+        """When the first resting lane may be tried."""
+        return self._resting[0][0] if self._resting else None
+
+    def _is_ours(self, lane: Lane) -> bool:
+        return self._lanes.get((lane.queue, lane.key, lane.releases)) is lane
+
+    def _stop_work(self, lane: Lane) -> None:
+        lane.in_work = False
+        left = self._in_work[lane.queue] - 1
+        if left:
+            self._in_work[lane.queue] = left
+        else:
+            del self._in_work[lane.queue]

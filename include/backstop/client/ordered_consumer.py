@@ -1,0 +1,605 @@
+"""Consume in order: messages with one ordering key one after the other, different keys at once.
+
+Each round: renew the owned queues | read them | begin the heads of lanes, commit | in the pool, for each: handler, fence
+and complete, commit | acknowledge. A failed head is tried again in place. After `attempts` its key is parked: the head and
+its followers are logged PARKED with their contents, acknowledged, and the queue moves on; a person answers.
+A crash at any `|` leaves messages that the next owner of the queue adopts before it reads on; the log stops what was done.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from queue import Empty, SimpleQueue
+
+from backstop.brokers.owned import OwnedSubscription, Queue
+from backstop.brokers.protocol import Received
+from backstop.client.blame import Blame
+from backstop.client.check_message import check_text
+from backstop.client.done_set import DoneSet
+from backstop.client.keep_connection import Connect, KeptConnection
+from backstop.client.keep_leases import LeaseKeeper
+from backstop.client.lanes import Lane, Lanes
+from backstop.client.lease_store import InDatabase
+from backstop.client.own_queues import OwnQueues
+from backstop.client.process import told
+from backstop.client.read_headers import Copy, read_headers
+from backstop.client.ways import Handler, Leased, RowLock, Way, Work, way_of
+from backstop.client.worker_pool import WorkerPool
+from backstop.errors import BrokerUnavailable, ConfigurationError, ContractBroken, LeaseLost, StoreUnavailable, Unavailable
+from backstop.leases import guard, parking, queue_owner
+from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Busy, Conflict, Done, Parked, Superseded
+from backstop.leases.parking import Full, InOrder, Kept, Limits, NotOwner, ParkingFull
+from backstop.leases.queue_owner import DRAIN_TIMEOUT, OwnedQueue, QueueLost
+from backstop.log_limit import LimitedLog
+from backstop.records import GROUP_BYTES, Counts
+from backstop.run_sql import Connection
+
+log = logging.getLogger(__name__)
+
+NOW = timedelta(0)
+KEY_BYTES = 1024
+IDLE = (0.005, 0.1)
+"""Seconds between two reads of queues that are empty: from, and up to."""
+LOOK_FOR_ANSWERS = 1.0
+"""Seconds between two looks for parked keys that a person has answered."""
+MOST_GAPS = 10_000
+"""A queue with more unfinished intervals than this is not read on."""
+CRASHED = "Its worker ended, or lost its lease, each time it was tried."
+CONFLICT = "Conflict: its id came with another content than before; it was not applied"
+
+
+class Tried(Enum):
+    """How one try of a head ended."""
+
+    PROCESSED = "processed"
+    FAILED = "failed"
+    LEASE_LOST = "lease_lost"
+    FENCED = "fenced"
+    """Another member owns the queue: the effects were rolled back."""
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the pool says of one head."""
+
+    lane: Lane
+    head: InOrder
+    lease: Acquired
+    tried: Tried
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How a failed head is tried again in place."""
+
+    attempts: int = 3
+    """Then its key is parked."""
+    backoff: timedelta = timedelta(seconds=1)
+    """Before the second try, doubled before each further one."""
+    longest: timedelta = timedelta(seconds=30)
+    """Also between two tries of a downstream that is away."""
+
+    def after(self, failures: int) -> float:
+        """Seconds before the next try."""
+        return min(self.longest.total_seconds(), self.backoff.total_seconds() * 2.0 ** min(failures - 1, 30))
+
+
+class OrderedConsumer:
+    """One consumer of a group that owns its queues. Driven by one thread; handlers run in a pool of `workers` threads.
+
+    `subscription` reads owned queues (`RedisStreams.subscribe_owned`), `connect` opens connections to the consumer
+    database, `member` names this consumer among the group's living ones. `handler` is a bare function of a connection, a
+    message and its Work, or one marked as `leased`. Within a group, either all consumers of a topic are ordered or none.
+    """
+
+    def __init__(
+        self,
+        subscription: OwnedSubscription,
+        connect: Connect,
+        group: str,
+        handler: Handler | Way,
+        *,
+        member: str,
+        workers: int = 8,
+        lease: timedelta = LEASE,
+        queue_lease: timedelta = queue_owner.LEASE,
+        drain_within: timedelta = DRAIN_TIMEOUT,
+        beat: timedelta = timedelta(seconds=1),
+        retry_after: timedelta = RETRY_AFTER,
+        retries: Retries | None = None,
+        limits: Limits | None = None,
+        fetch: int = 500,
+        blame: Blame | None = None,
+        owner_host: str | None = None,
+    ) -> None:
+        check_text("group", group, GROUP_BYTES)
+        retries = retries or Retries()
+        if min(lease, queue_lease, drain_within, beat, retry_after) <= NOW or min(workers, fetch, retries.attempts) < 1:
+            raise _refused("Durations, workers, fetch and attempts must be above zero.")
+        if beat * 3 > queue_lease:
+            raise _refused(f"A beat of {beat} does not renew a queue's lease of {queue_lease} in time.")
+        self._way = way_of(handler)
+        if isinstance(self._way, RowLock):
+            raise _refused("A row_lock handler has no lease, which order needs.")
+        self._subscription, self._group, self._host = subscription, group, owner_host
+        self._lease, self._retry_after, self._retries = lease, retry_after, retries
+        self._limits, self._fetch, self._beat = limits or Limits(), fetch, beat.total_seconds()
+        self._store = KeptConnection(connect, "consumer database")
+        self._pool = WorkerPool(connect, workers)
+        self._at_once = 2 * workers
+        self._queues = OwnQueues(self._store, group, member, queue_lease, drain_within)
+        renewals = InDatabase(connect, group, lease=lease, retry_after=retry_after, owner_host=owner_host)
+        self._keeper = LeaseKeeper(renewals, lease)
+        self._blame = blame or Blame()
+        self._lanes = Lanes()
+        self._results: SimpleQueue[Result] = SimpleQueue()
+        self._arrived: list[Result] = []
+        self._in_work = 0
+        self._done: list[Received] = []
+        self._unusable: list[tuple[Received, str]] = []
+        """To become dead letters."""
+        self._topics: dict[str, list[int]] = {}
+        self._sets: dict[tuple[Queue, str], DoneSet] = {}
+        self._beat_at = self._looked_at = float("-inf")
+        self._resume_at, self._rounds_away = float("-inf"), 0
+        self._limited = LimitedLog(log)
+        self.stopping = threading.Event()
+
+    def run(self, stop: threading.Event | None = None, *, counts: Counts | None = None) -> Counts:
+        """Work until `stop` is set; then what is in handlers is finished, acknowledged, and the queues are released.
+
+        A database or broker that is away is waited for; every other error of our own is raised. Adds to `counts`.
+        """
+        self.stopping = stop or self.stopping
+        counts = Counts() if counts is None else counts
+        idle = IDLE[0]
+        while not self.stopping.is_set():
+            try:
+                moved = self.step(counts)
+            except Unavailable as error:
+                counts.add("unavailable")
+                self._limited.warning(str(error))
+                self._sets.clear()  # it may come back as an older self: the log answers
+                self.stopping.wait(min(self._retry_after.total_seconds(), 1.0))
+                continue
+            idle = IDLE[0] if moved else min(idle * 2, IDLE[1])
+            if not moved:
+                self._wait_for_result(idle)
+        self._hand_over(counts)
+        return counts
+
+    def step(self, counts: Counts) -> bool:
+        """One round; whether anything moved. Raises StoreUnavailable or BrokerUnavailable; nothing in hand is lost by it."""
+        self._keep_queues(counts)
+        moved = self._collect(counts)
+        moved |= self._read(counts)
+        self._look_for_answers()
+        moved |= self._start(counts)
+        self._acknowledge()
+        self._release_drained()
+        return moved
+
+    def close(self) -> None:
+        """Ends the threads and closes the connections; the subscription is its owner's to close."""
+        self._pool.close()
+        self._keeper.close()
+        self._store.close()
+
+    # Queues
+
+    def _keep_queues(self, counts: Counts, *, leaving: bool = False) -> None:
+        now = time.monotonic()
+        if now - self._beat_at < self._beat and not leaving:
+            return
+        try:
+            self._topics = self._subscription.queues()
+        except BrokerUnavailable as error:  # what is owned stays owned
+            self._limited.warning(str(error))
+        before = set(self._queues.held)
+        for lost in self._queues.beat(self._topics, leaving=leaving):
+            counts.add("queues_lost")
+            self._limited.warning(f"Queue {lost.queue.queue_id} of {lost.queue.topic!r} was taken by another consumer.")
+            self._forget(lost.queue)
+        for place, holding in self._queues.held.items():
+            if holding.draining:
+                self._lanes.drop(holding.queue)
+            elif place not in before:
+                counts.add("queues_taken")
+                with self._store.short_transaction() as connection:
+                    parking.go_on(connection, holding.queue)
+        self._beat_at = now
+
+    def _forget(self, queue: OwnedQueue) -> None:
+        """What is left of the queue here is its next owner's."""
+        place = (queue.topic, queue.queue_id)
+        self._lanes.drop(queue)
+        if place not in self._queues.held:
+            self._subscription.forget(place)
+            self._sets = {known: done for known, done in self._sets.items() if known[0] != place}
+
+    def _release_drained(self) -> None:
+        for holding in list(self._queues.held.values()):
+            if holding.draining and not self._lanes.in_work(holding.queue):
+                self._queues.release(holding)
+                self._forget(holding.queue)
+
+    def _hand_over(self, counts: Counts) -> None:
+        """A graceful stop: nothing new is started; what is in handlers is finished, acknowledged and released."""
+        try:
+            self._keep_queues(counts, leaving=True)
+            while self._in_work:
+                self._wait_for_result(1.0)
+                self._collect(counts)
+                self._acknowledge()
+                self._release_drained()
+            self._acknowledge()
+            self._release_drained()
+            self._queues.leave()
+        except Unavailable as error:
+            counts.add("unavailable")
+            log.warning("The queues are free when their lease ends. %s", error)
+
+    # Reading
+
+    def _read(self, counts: Counts) -> bool:
+        found = False
+        for place, holding in list(self._queues.held.items()):
+            room = self._fetch - self._lanes.held(holding.queue)
+            gaps = max((done.gaps for known, done in self._sets.items() if known[0] == place), default=0)
+            if room <= 0 or holding.stopped_by is not None or gaps > MOST_GAPS or not self._queues.is_live(holding.queue):
+                continue
+            received = self._subscription.fetch(place, holding.queue.fence, room)
+            if received is None:  # somebody reads under a higher fence: the row will say so too
+                counts.add("reads_refused")
+                self._queues.held.pop(place)
+                self._forget(holding.queue)
+                continue
+            for one in received:
+                self._sort(holding.queue, one, counts)
+            found |= bool(received)
+        return found
+
+    def _sort(self, queue: OwnedQueue, received: Received, counts: Counts) -> None:
+        try:
+            copy = read_headers(received)
+            key = ordering_key(copy)
+        except ContractBroken as error:
+            counts.add("broken")
+            log.error("A message of %r (%s): %s", received.message.topic, received.broker_id, error)
+            self._unusable.append((received, told(error)))
+            return
+        if not copy.is_for(self._group):
+            counts.add("not_for_us")
+            self._done.append(received)
+        elif self._is_done(received):
+            counts.add("done_before")
+            self._done.append(received)
+        else:
+            self._lanes.add(queue, key, copy)
+
+    def _look_for_answers(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_FOR_ANSWERS:
+            return
+        self._looked_at = now
+        live = [holding.queue for holding in self._queues.held.values() if self._queues.is_live(holding.queue)]
+        with self._store.short_transaction() as connection:
+            for queue, key in parking.releasing(connection, self._group, live, self._fetch):
+                self._lanes.add(queue, key, None, releases=True)
+
+    # Beginning
+
+    def _start(self, counts: Counts) -> bool:
+        now = time.monotonic()
+        if now < self._resume_at:
+            return False
+        lanes = self._lanes.start(now, self._at_once - self._in_work)
+        live = [lane for lane in lanes if self._queues.is_live(lane.queue)]
+        for lane in lanes:
+            if lane not in live:
+                self._again(lane, self._beat)
+        releases = [lane for lane in live if lane.releases]
+        try:
+            self._begin([lane for lane in live if not lane.releases], counts)
+            while releases:
+                self._begin_released(releases.pop(0), counts)
+        except StoreUnavailable:
+            for lane in releases:
+                self._again(lane, self._retry_after.total_seconds())
+            raise
+        return bool(live)
+
+    def _begin(self, lanes: Sequence[Lane], counts: Counts) -> None:
+        asked: dict[tuple[str, str], tuple[Lane, InOrder]] = {}
+        for lane in lanes:
+            copy: Copy = lane.waiting[0]
+            if copy.arrival.key in asked:  # a second copy in another queue: it meets the log of the first
+                self._again(lane, 0.0)
+                continue
+            asked[copy.arrival.key] = (lane, InOrder(lane.queue, lane.key, copy.received.message, copy.arrival))
+        if not asked:
+            return
+        try:
+            with self._store.short_transaction() as connection:
+                begun = parking.begin_in_order(
+                    connection, self._group, [head for _, head in asked.values()], self._limits, lease=self._lease,
+                    owner_host=self._host, retry_after=self._retry_after,
+                )  # fmt: skip
+        except StoreUnavailable:
+            for lane, _ in asked.values():
+                self._again(lane, self._retry_after.total_seconds())
+            raise
+        lost = self._keeper.hold(outcome for outcome in begun if isinstance(outcome, Acquired))
+        failed: StoreUnavailable | None = None
+        for (lane, head), outcome in zip(asked.values(), begun, strict=True):
+            try:
+                if isinstance(outcome, Acquired):
+                    self._try(lane, head, outcome, lost[outcome], counts)
+                else:
+                    self._answer(lane, outcome, counts)
+            except StoreUnavailable as error:  # the others must not wait for it: they have leases
+                self._again(lane, self._retry_after.total_seconds())
+                failed = error
+        if failed:
+            raise failed
+
+    def _begin_released(self, lane: Lane, counts: Counts) -> None:
+        try:
+            with self._store.short_transaction() as connection:
+                begun = parking.begin_released(
+                    connection, lane.queue, lane.key, lease=self._lease, owner_host=self._host,
+                    retry_after=self._retry_after,
+                )  # fmt: skip
+        except QueueLost:
+            self._lose(lane.queue, counts)
+            self._again(lane, 0.0)
+            return
+        except StoreUnavailable:
+            self._again(lane, self._retry_after.total_seconds())
+            raise
+        if begun is None:
+            self._lanes.ended(lane)
+        elif isinstance(begun, Busy):
+            self._again(lane, begun.retry_after.total_seconds())
+        else:
+            head, lease = begun
+            self._submit(lane, head, lease, self._keeper.hold([lease])[lease], lease.attempts)
+
+    def _try(self, lane: Lane, head: InOrder, lease: Acquired, lost: threading.Event, counts: Counts) -> None:
+        if lease.attempts > self._retries.attempts:  # nobody lived to say that it failed: it may have killed its workers
+            try:
+                self._park(Result(lane, head, lease, Tried.FAILED), CRASHED, counts)
+            finally:
+                self._keeper.release(lease)
+        else:
+            self._submit(lane, head, lease, lost, lane.waiting[0].received.deliveries)
+
+    def _submit(self, lane: Lane, head: InOrder, lease: Acquired, lost: threading.Event, deliveries: int) -> None:
+        work = Work(lease.fence, deliveries, lost, self.stopping, lease.attempts)
+        self._in_work += 1
+        self._pool.submit(lambda store: self._results.put(self._work(store, lane, head, lease, work)))
+
+    def _answer(self, lane: Lane, outcome: object, counts: Counts) -> None:
+        """What becomes of a head whose lease was not granted."""
+        copy: Copy = lane.waiting[0]
+        counts.add(type(outcome).__name__.lower())
+        match outcome:
+            case Done() | Superseded() | Parked() | Kept():
+                self._settle(lane, copy)
+            case Busy(retry_after=after):
+                self._again(lane, after.total_seconds())
+            case Full(reached=reached):
+                self._stop_queue(lane, reached)
+            case NotOwner():
+                self._lose(lane.queue, counts)
+                self._again(lane, 0.0)
+            case Conflict():
+                log.error("%r in %r came with another content than before; it was not applied.", *reversed(copy.arrival.key))
+                self._unusable.append((copy.received, CONFLICT))
+                self._lanes.ended(lane)
+
+    # In the pool
+
+    def _work(self, store: KeptConnection, lane: Lane, head: InOrder, lease: Acquired, work: Work) -> Result:
+        """The handler, the comparison of the fence and the end of the work, in one transaction. Never raises."""
+        try:
+            if isinstance(self._way, Leased):
+                self._way.handler(head.message, work)
+                with store.short_transaction() as connection:
+                    self._complete(connection, lane, head, lease)
+            else:
+                assert not isinstance(self._way, RowLock)
+                with store.transaction() as connection:
+                    self._way.handler(connection, head.message, work)
+                    self._complete(connection, lane, head, lease)
+        except QueueLost as error:
+            log.warning("%s", error)
+            return Result(lane, head, lease, Tried.FENCED, error)
+        except LeaseLost as error:
+            log.warning("%s", error)
+            return Result(lane, head, lease, Tried.LEASE_LOST, error)
+        except StoreUnavailable as error:
+            return Result(lane, head, lease, Tried.UNAVAILABLE, error)
+        except Exception as error:
+            log.warning("The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error)
+            return Result(lane, head, lease, Tried.FAILED, error)
+        return Result(lane, head, lease, Tried.PROCESSED)
+
+    @staticmethod
+    def _complete(connection: Connection, lane: Lane, head: InOrder, lease: Acquired) -> None:
+        if lane.releases:
+            parking.complete_released(connection, head, lease)
+        else:
+            queue_owner.compare(connection, head.queue)
+            guard.complete(connection, lease)
+
+    # Ending
+
+    def _wait_for_result(self, seconds: float) -> None:
+        try:
+            self._arrived.append(self._results.get(timeout=seconds))
+        except Empty:
+            return
+
+    def _collect(self, counts: Counts) -> bool:
+        while not self._results.empty():
+            self._arrived.append(self._results.get())
+        found = bool(self._arrived)
+        while self._arrived:
+            result = self._arrived.pop(0)
+            self._in_work -= 1
+            counts.add(result.tried.value)
+            try:
+                self._end(result, counts)
+            except StoreUnavailable:
+                self._again(result.lane, self._retry_after.total_seconds())
+                raise
+            finally:
+                self._keeper.release(result.lease)
+        return found
+
+    def _end(self, result: Result, counts: Counts) -> None:
+        lane = result.lane
+        if result.tried is Tried.PROCESSED:
+            self._blame.succeeded(lane.queue.topic, lane.key)
+            self._resume_at, self._rounds_away = float("-inf"), 0
+            if lane.releases:
+                self._again(lane, 0.0)  # the next one of the key
+            else:
+                self._settle(lane, lane.waiting[0])
+        elif result.tried is Tried.FAILED:
+            assert result.error is not None
+            self._fail(result, result.error, counts)
+        elif result.tried is Tried.FENCED:
+            self._lose(lane.queue, counts)
+            self._give_back(result, None)
+            self._again(lane, 0.0)
+        else:
+            self._again(lane, self._retry_after.total_seconds())
+
+    def _fail(self, result: Result, error: Exception, counts: Counts) -> None:
+        """It is the downstream: all wait, and nothing is counted. Or the message: it is tried again, and then parked."""
+        lane, text = result.lane, told(error)
+        if self._blame.failed(lane.queue.topic, lane.key, error):
+            counts.add("downstream_away")
+            now = time.monotonic()
+            if now >= self._resume_at:
+                self._rounds_away += 1
+                self._resume_at = now + self._retries.after(self._rounds_away)
+                self._limited.warning(f"A downstream seems to be away: nothing is parked, all queues wait. {text}")
+            self._give_back(result, text)
+            self._again(lane, 0.0)
+        elif lane.releases or result.lease.attempts >= self._retries.attempts:
+            self._park(result, text, counts)
+        else:
+            lane.failures += 1
+            try:
+                with self._store.short_transaction() as connection:
+                    guard.fail(connection, result.lease, text)
+            except LeaseLost as lost:
+                log.warning("%s", lost)
+            self._again(lane, self._retries.after(lane.failures))
+
+    def _park(self, result: Result, error: str, counts: Counts) -> None:
+        lane = result.lane
+        try:
+            with self._store.short_transaction() as connection:
+                if lane.releases:
+                    parking.park_again(connection, result.head, result.lease, error)
+                else:
+                    parking.park(connection, result.head, result.lease, error, self._limits)
+        except ParkingFull as full:
+            self._give_back(result, error)
+            self._stop_queue(lane, full.reached)
+        except QueueLost:
+            self._lose(lane.queue, counts)
+            self._again(lane, 0.0)
+        except LeaseLost as lost:
+            log.warning("%s", lost)
+            self._again(lane, self._retry_after.total_seconds())
+        else:
+            counts.add("parked_keys")
+            log.error("The key %r of %r is parked. %s", lane.key, lane.queue.topic, error)
+            if lane.releases:
+                self._lanes.ended(lane)
+            else:
+                self._settle(lane, lane.waiting[0])
+
+    def _give_back(self, result: Result, error: str | None) -> None:
+        with self._store.short_transaction() as connection:
+            parking.set_back(connection, result.lease, error, released=result.lane.releases)
+
+    def _settle(self, lane: Lane, copy: Copy) -> None:
+        """The log has the head's end, or its content is kept: acknowledge, and on with the lane."""
+        received = copy.received
+        self._done.append(received)
+        if received.position is not None:
+            place = (lane.queue.topic, lane.queue.queue_id)
+            self._sets.setdefault((place, received.position.epoch), DoneSet()).add(received.position.offset)
+            holding = self._queues.held.get(place)
+            if holding is not None and holding.stopped_by == lane.key:
+                with self._store.short_transaction() as connection:
+                    parking.go_on(connection, lane.queue)
+                holding.stopped_by = None
+        self._lanes.ended(lane)
+
+    def _stop_queue(self, lane: Lane, reached: str) -> None:
+        """A limit of parking is reached: the queue is not read on, and its head is tried again until there is room."""
+        holding = self._queues.held.get((lane.queue.topic, lane.queue.queue_id))
+        if holding is not None and holding.queue == lane.queue and holding.stopped_by is None:
+            log.error("Queue %d of %r stops: the limit of %s is reached.", lane.queue.queue_id, lane.queue.topic, reached)
+            with self._store.short_transaction() as connection:
+                parking.stop_queue(connection, lane.queue, lane.key, reached)
+            holding.stopped_by = lane.key
+        self._again(lane, self._retry_after.total_seconds())
+
+    def _lose(self, queue: OwnedQueue, counts: Counts) -> None:
+        """Another member has the queue: what is left of it here is its own."""
+        place = (queue.topic, queue.queue_id)
+        holding = self._queues.held.get(place)
+        if holding is not None and holding.queue == queue:
+            counts.add("queues_lost")
+            del self._queues.held[place]
+        self._forget(queue)
+
+    def _is_done(self, received: Received) -> bool:
+        position = received.position
+        if position is None:
+            return False
+        done = self._sets.get(((received.message.topic, position.queue_id), position.epoch))
+        return done is not None and position.offset in done
+
+    def _acknowledge(self) -> None:
+        if self._done:
+            self._subscription.acknowledge(self._done)
+            self._done = []
+        while self._unusable:
+            self._subscription.bury(*self._unusable[0])
+            self._unusable.pop(0)
+
+    def _again(self, lane: Lane, seconds: float) -> None:
+        self._lanes.again(lane, time.monotonic() + seconds)
+
+
+def ordering_key(copy: Copy) -> str:
+    """A message without a key is a key of its own. Raises ContractBroken for one that a database cannot hold."""
+    key = copy.received.message.partition_key
+    if key is None:
+        return copy.received.message.message_id
+    if "\x00" in key or len(key.encode(errors="replace")) > KEY_BYTES:
+        raise ContractBroken(
+            f"Its ordering key has a NUL or more than {KEY_BYTES} bytes.",
+            kept="The message was not processed.",
+            next_step="Look for it in the group's dead-letter queue, and fix the program that sent it.",
+        )
+    return key
+
+
+def _refused(what: str) -> ConfigurationError:
+    return ConfigurationError(what, kept="Nothing was started.", next_step="Choose other values.")

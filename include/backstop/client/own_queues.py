@@ -1,0 +1,113 @@
+"""Which queues this consumer owns now: take a fair share, renew, hand over what is too much.
+
+A handover drains: the owner stops starting messages of the queue, finishes those in its handlers, commits, acknowledges
+and releases. The next owner adopts what was left.
+"""
+
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from backstop.brokers.owned import Queue
+from backstop.client.keep_connection import KeptConnection
+from backstop.leases import queue_owner
+from backstop.leases.queue_owner import OwnedQueue
+
+
+@dataclass(slots=True)
+class Holding:
+    """A queue of ours, as this consumer knows it."""
+
+    queue: OwnedQueue
+    until: float
+    """Monotonic: from then on others may take it."""
+    draining: bool = False
+    stopped_by: str | None = None
+    """The ordering key at which a limit of parking stopped the queue."""
+
+
+@dataclass(slots=True)
+class OwnQueues:
+    """The queues of one member of a group. Not shared between threads."""
+
+    store: KeptConnection
+    group: str
+    member: str
+    lease: timedelta = queue_owner.LEASE
+    drain_within: timedelta = queue_owner.DRAIN_TIMEOUT
+    held: dict[Queue, Holding] = field(default_factory=dict)
+    _declared: dict[str, list[int]] = field(default_factory=dict)
+
+    def beat(self, queues: dict[str, list[int]], *, leaving: bool = False) -> list[Holding]:
+        """Renews, and moves one step towards the fair share; the holdings that were lost. Raises StoreUnavailable.
+
+        `leaving`: takes nothing, drains everything.
+        """
+        asked_at = time.monotonic()
+        drained: list[Holding] = []
+        taken: list[OwnedQueue] = []
+        with self.store.short_transaction() as connection:
+            mine = [holding.queue for holding in self.held.values()]
+            kept = queue_owner.renew(connection, self.group, self.member, mine, self.lease)
+            for topic, numbers in queues.items():
+                if leaving:
+                    drained += self._kept(topic, kept)
+                    continue
+                if self._declared.get(topic) != numbers:
+                    queue_owner.declare(connection, self.group, topic, numbers)
+                members = queue_owner.join(connection, self.group, topic, self.member, self.lease)
+                owned = self._kept(topic, kept)
+                share = queue_owner.share_of(self.member, {**members, self.member: len(owned)}, len(numbers))
+                drained += owned[share:]
+                if len(owned) < share:
+                    others = [number for number in numbers if (topic, number) not in self.held]
+                    taken += queue_owner.take(
+                        connection, self.group, topic, self.member, others, share - len(owned), self.lease
+                    )
+            for holding in drained:
+                queue_owner.drain(connection, self.member, holding.queue, self.drain_within)
+        self._declared = dict(queues)
+        for holding in drained:
+            holding.draining = True
+            holding.until = asked_at + self.drain_within.total_seconds()
+        lost = [holding for holding in self.held.values() if holding.queue not in kept]
+        for holding in lost:
+            del self.held[_place(holding.queue)]
+        until = asked_at + self.lease.total_seconds()
+        for holding in self.held.values():
+            if not holding.draining:
+                holding.until = until
+        self.held |= {_place(queue): Holding(queue, until) for queue in taken}
+        return lost
+
+    def is_live(self, queue: OwnedQueue) -> bool:
+        """Whether a message of the queue may be started: it is owned under this fence, renewed in time, not handed over."""
+        holding = self.held.get(_place(queue))
+        return (
+            holding is not None
+            and holding.queue == queue
+            and not holding.draining
+            and time.monotonic() < holding.until
+        )
+
+    def release(self, holding: Holding) -> None:
+        """Nothing of the queue is in work any more."""
+        with self.store.short_transaction() as connection:
+            queue_owner.release(connection, self.member, holding.queue)
+        self.held.pop(_place(holding.queue), None)
+
+    def leave(self) -> None:
+        """This member stops: the others share its queues at once."""
+        with self.store.short_transaction() as connection:
+            queue_owner.leave(connection, self.group, self.member)
+
+    def _kept(self, topic: str, kept: set[OwnedQueue]) -> list[Holding]:
+        return [
+            holding
+            for holding in self.held.values()
+            if holding.queue in kept and holding.queue.topic == topic and not holding.draining
+        ]
+
+
+def _place(queue: OwnedQueue) -> Queue:
+    return (queue.topic, queue.queue_id)

@@ -1,0 +1,435 @@
+"""Ordered consumption on real parts: order by key, parking and release, owned queues and their fence."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import pytest
+
+from backstop.brokers.redis_streams import RedisStreams
+from backstop.client import DownstreamAway, Limits, Retries, Work, leased, row_lock
+from backstop.errors import ConfigurationError, DecisionRefused
+from backstop.leases import queue_owner
+from backstop.leases.queue_owner import QueueLost, share_of
+from backstop.records import GROUPS_HEADER, Counts, Message
+from client_world import GROUP, TOPIC, Database, broker, consumer, postgres, valkey  # noqa: F401
+from ordered_world import SOON, OrderedWorld, write_effect
+
+
+@pytest.fixture
+def world(broker: RedisStreams, consumer: Database) -> OrderedWorld:
+    return OrderedWorld(broker, consumer)
+
+
+def ids(key: str, size: int) -> list[str]:
+    return [f"{key}-{n:03}" for n in range(size)]
+
+
+# Order
+
+
+def test_messages_of_one_key_are_done_in_order_and_different_keys_at_once(world: OrderedWorld) -> None:
+    keys = [f"k{n}" for n in range(10)]
+    world.publish(*(i for n in range(12) for key in keys for i in [f"{key}-{n:03}"]))
+    at_once, running, met = count(), set(), threading.Event()
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        assert message.partition_key not in running, "two of one key at once"
+        running.add(message.partition_key)
+        if next(at_once) < 2:  # the first two wait for each other
+            met.wait(10) if len(running) < 2 else met.set()
+        write_effect(connection, message, "w1")
+        running.discard(message.partition_key)
+
+    with world.worker(handler=handle) as worker:
+        counts = world.step(worker, until=lambda: world.lag() == 0)
+    assert met.is_set()
+    assert counts["processed"] == 120
+    assert {key: world.effects(key) for key in keys} == {key: ids(key, 12) for key in keys}
+
+
+def test_a_failed_head_is_tried_again_in_place_while_its_followers_wait(world: OrderedWorld) -> None:
+    world.publish(*ids("a", 3), *ids("b", 3))
+    failures = {"a-000": 2}
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        world.handler.tried.append(message.message_id)
+        write_effect(connection, message, "w1")
+        if failures.get(message.message_id, 0) >= work.attempts:
+            raise ValueError("not yet")
+
+    with world.worker(handler=handle) as worker:
+        counts = world.step(worker, until=lambda: world.lag() == 0)
+    tried = [i for i in world.handler.tried if i.startswith("a")]
+    assert tried == ["a-000", "a-000", "a-000", "a-001", "a-002"]
+    assert (world.effects("a"), world.effects("b")) == (ids("a", 3), ids("b", 3))
+    assert (counts["failed"], world.parked()) == (2, {})
+
+
+def test_a_copy_sent_again_is_acknowledged_without_effect(world: OrderedWorld) -> None:
+    world.publish("a-000", "a-000", "a-001", "a-000")
+    with world.worker() as worker:
+        counts = world.step(worker, until=lambda: world.lag() == 0)
+    assert (world.effects(), counts["done"]) == (["a-000", "a-001"], 2)
+
+
+def test_what_is_not_for_us_is_acknowledged_and_what_cannot_be_read_or_conflicts_is_a_dead_letter(
+    world: OrderedWorld,
+) -> None:
+    theirs = Message(TOPIC, "theirs", b"{}", {GROUPS_HEADER: json.dumps(["shipping"])})
+    world.broker.publish([theirs, Message(TOPIC, "nul", b"{}", partition_key="a\x00b")])
+    world.publish("a-000")
+    world.publish("a-000", content=b"other")
+    with world.worker() as worker:
+        counts = world.step(worker, until=lambda: world.lag() == 0)
+    assert sorted(str(d.message_id) for d in world.broker.dead_letters(GROUP)) == ["a-000", "nul"]
+    assert (world.effects(), counts["not_for_us"], counts["broken"], counts["conflict"]) == (["a-000"], 1, 1, 1)
+
+
+# Parking
+
+
+def test_a_poison_message_parks_its_key_and_never_its_queue(world: OrderedWorld) -> None:
+    world.handler.failing = {"a-001"}
+    world.publish(*(i for n in range(5) for i in (f"a-{n:03}", f"b-{n:03}", f"c-{n:03}")))
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.handler.tried.count("a-001") == 3
+    assert (world.effects("a"), world.effects("b")) == (["a-000"], ids("b", 5))
+    assert world.parked() == {"a": ("PARKED", ["a-001", "a-002", "a-003", "a-004"])}
+    assert world.states("a") == {"a-000": "CONSUMED"} | dict.fromkeys(ids("a", 5)[1:], "PARKED")
+    (key,) = world.database.run("SELECT last_error FROM parked_key")
+    assert key["last_error"] == "ValueError: cannot read a-001"
+
+
+def parked_world(world: OrderedWorld) -> None:
+    world.handler.failing = {"a-001"}
+    world.publish(*ids("a", 4))
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.parked() == {"a": ("PARKED", ["a-001", "a-002", "a-003"])}
+
+
+def test_a_released_key_is_done_in_order_from_its_kept_contents_and_then_free(world: OrderedWorld) -> None:
+    parked_world(world)
+    world.handler.failing = set()
+    world.answer("retry", "a")
+    world.publish("a-004")
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.parked() == {} and world.lag() == 0)
+    assert world.effects("a") == ids("a", 5)
+    assert set(world.states().values()) == {"CONSUMED"}
+
+
+def test_a_released_head_that_fails_is_the_parked_head_again(world: OrderedWorld) -> None:
+    parked_world(world)
+    world.answer("retry", "a")
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.parked()["a"][0] == "PARKED")
+    assert world.parked() == {"a": ("PARKED", ["a-001", "a-002", "a-003"])}
+    assert world.handler.tried.count("a-001") == 4
+    assert world.database.one("SELECT times_parked FROM parked_key")["times_parked"] == 2
+
+
+def test_a_released_head_whose_worker_ended_is_parked_again(world: OrderedWorld) -> None:
+    parked_world(world)
+    world.answer("retry", "a")
+    world.database.run(
+        "UPDATE consumer_log SET state = 'CONSUMING', lease_expires_at = clock_timestamp() WHERE message_id = 'a-001'"
+    )
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.parked()["a"][0] == "PARKED")
+    assert (world.handler.tried.count("a-001"), world.states()["a-001"]) == (3, "PARKED")
+
+
+@pytest.mark.parametrize(
+    ("what", "effects"),
+    [("discard head", ["a-000", "a-002", "a-003", "a-004"]), ("discard key", ["a-000", "a-004"]), ("edit", ids("a", 5))],
+)
+def test_a_person_may_discard_the_head_or_the_key_or_edit_the_head(
+    world: OrderedWorld, what: str, effects: list[str]
+) -> None:
+    parked_world(world)
+    if what == "edit":
+        world.handler.failing = set()
+    world.answer(what, "a", b"edited" if what == "edit" else None)
+    with pytest.raises(DecisionRefused):
+        world.answer(what, "a", b"twice" if what == "edit" else None)
+    world.publish("a-001", "a-004")  # a copy of what was discarded, and a new one
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.parked() == {} and world.lag() == 0)
+    assert world.effects("a") == effects
+    if what == "edit":
+        (row,) = world.database.run("SELECT content FROM ordered_effect WHERE message_id = 'a-001'")
+        assert bytes(row["content"]) == b"edited"
+    else:
+        assert world.states()["a-001"] == "PARKED"
+
+
+@pytest.mark.parametrize(
+    ("limits", "reached"),
+    [
+        (Limits(keys=1), "keys"),
+        (Limits(messages=3), "messages"),
+        (Limits(bytes=3 * 4), "bytes"),
+    ],
+    ids=["keys", "messages", "bytes"],
+)
+def test_at_a_limit_the_queue_stops_and_goes_on_after_the_answer_with_nothing_lost(
+    world: OrderedWorld, limits: Limits, reached: str
+) -> None:
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    world.handler.failing = {"a-000", "b-000"} if reached == "keys" else {"a-000"}
+    world.publish(*ids("a", 5), *ids("b", 3), *ids("c", 9))
+    with world.worker(limits=limits) as worker:
+        world.step(worker, until=lambda: world.stopped() and len(world.effects("c")) == 9)
+        assert [why for _, why in world.stopped()] == [reached]
+        world.publish("d-000")
+        for _ in range(20):
+            world.step(worker, until=count().__next__)  # one round
+        assert (world.effects("d"), world.lag() > 0) == ([], True), "a queue that stopped is not read"
+        world.handler.failing = set()
+        (parked,) = world.parked()
+        world.answer("retry", parked)
+        world.step(worker, until=lambda: world.lag() == 0 and world.parked() == {})
+    assert {key: world.effects(key) for key in "abcd"} == {
+        "a": ids("a", 5), "b": ids("b", 3), "c": ids("c", 9), "d": ["d-000"],
+    }  # fmt: skip
+    assert world.stopped() == []
+
+
+@pytest.mark.parametrize("says_so", [False, True], ids=["by the number of keys", "by the handler's word"])
+def test_while_a_downstream_is_away_nothing_is_parked_and_the_queue_goes_on_when_it_is_back(
+    world: OrderedWorld, says_so: bool
+) -> None:
+    away, tried = threading.Event(), count()
+    away.set()
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        next(tried)
+        write_effect(connection, message, "w1")
+        if away.is_set():
+            raise DownstreamAway("the bank") if says_so else ConnectionError("the bank")
+
+    keys = "ab" if says_so else "abcdef"
+    world.publish(*(i for key in keys for i in ids(key, 4)))
+    with world.worker(handler=handle) as worker:
+        world.step(worker, until=lambda: next(tried) > 60)
+        assert (world.parked(), world.effects()) == ({}, [])
+        away.clear()
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert {key: world.effects(key) for key in keys} == {key: ids(key, 4) for key in keys}
+    assert world.parked() == {}
+
+
+def test_a_message_that_kills_its_process_each_time_is_parked_without_another_try(world: OrderedWorld) -> None:
+    world.publish("a-000", "a-001")
+    with world.worker() as first:
+        first._pool.submit = lambda task: None  # type: ignore[method-assign]  # it dies in the handler
+        world.step(first, until=lambda: world.states() == {"a-000": "CONSUMING"})
+    world.database.run("UPDATE consumer_log SET attempts = 3")
+    world.expire_queues()
+    world.expire_leases()
+    with world.worker("w2") as second:
+        world.step(second, until=lambda: world.lag() == 0)
+    assert (world.handler.tried, world.parked()) == ([], {"a": ("PARKED", ["a-000", "a-001"])})
+
+
+# Owned queues
+
+
+def test_a_queue_is_owned_by_one_member_and_shared_when_another_comes_and_goes(world: OrderedWorld) -> None:
+    world.publish(*(i for n in range(40) for i in ids(f"k{n}", 3)))
+    with world.worker("w1") as one, world.worker("w2") as two:
+        counts = world.step(one, until=lambda: len(world.effects()) > 30)
+        assert set(world.owners().values()) == {"w1"}
+        counts += world.step(one, two, until=lambda: set(world.owners().values()) == {"w1", "w2"})
+        counts += world.step(one, two, until=lambda: world.lag() == 0)
+        one._hand_over(counts)
+        assert set(world.owners().values()) == {None, "w2"}
+        counts += world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
+        assert [row["member"] for row in world.database.run("SELECT member FROM group_member")] == ["w2"]
+    assert counts["processed"] == 120 and counts.keys().isdisjoint({"done", "done_before", "lease_lost", "fenced"})
+    assert sorted(world.handler.tried) == sorted(world.effects()) == sorted(i for n in range(40) for i in ids(f"k{n}", 3))
+
+
+def test_a_worker_that_lost_its_queue_has_no_effect_and_the_new_owner_does_it_in_order(world: OrderedWorld) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(connection: Any, message: Message, work: Work) -> None:
+        write_effect(connection, message, "w1")
+        entered.set()
+        assert go_on.wait(10)
+
+    world.publish(*ids("a", 3))
+    counts = Counts()
+    with world.worker("w1", slow) as late, world.worker("w2") as two:
+        world.step(late, until=entered.is_set)
+        late._beat_at = time.monotonic() + 60  # it does not know
+        world.expire_queues()
+        world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
+        go_on.set()
+        late._wait_for_result(10)
+        assert late._arrived[0].tried.value == "fenced", "its lease runs, but the queue is another's"
+        assert world.effects() == []
+        late.step(counts)
+        counts += world.step(two, until=lambda: world.lag() == 0)
+    rows = world.database.run("SELECT message_id, member FROM ordered_effect ORDER BY number")
+    assert [tuple(row.values()) for row in rows] == [(i, "w2") for i in ids("a", 3)]
+    assert (counts["fenced"], counts["queues_lost"]) == (1, 1)
+
+
+def test_a_late_worker_begins_nothing_and_parks_nothing(world: OrderedWorld) -> None:
+    world.handler.failing = {"a-000"}
+    world.publish(*ids("a", 3), *ids("b", 3), *ids("c", 3), *ids("d", 3))
+    with world.worker("w1") as late, world.worker("w2") as two:
+        late._start = lambda counts: False  # type: ignore[method-assign]
+        for _ in range(5):
+            late.step(Counts())
+        assert sum(late._lanes.held(holding.queue) for holding in late._queues.held.values()) == 12
+        world.expire_queues()
+        two._keep_queues(Counts())
+        assert set(world.owners().values()) == {"w2"}
+        del late._start
+        late._beat_at = time.monotonic() + 60  # it does not know yet
+        counts = Counts()
+        late.step(counts)
+        assert counts == {"notowner": 4, "queues_lost": 2}
+        assert (world.states(), world.handler.tried) == ({}, [])
+        world.step(two, until=lambda: world.lag() == 0)
+    assert world.parked() == {"a": ("PARKED", ids("a", 3))}
+    assert all(world.effects(key) == ids(key, 3) for key in "bcd")
+
+
+@pytest.fixture
+def own(consumer: Database) -> Iterator[Any]:
+    with closing(consumer.connect()) as one, closing(consumer.connect()) as two:
+        queue_owner.declare(one, GROUP, TOPIC, [0])
+        (queue,) = queue_owner.take(one, GROUP, TOPIC, "w1", [0], 1, timedelta(0))  # it expires at once
+        one.commit()
+        yield one, two, queue
+
+
+def test_a_takeover_leaves_a_queue_whose_fence_was_compared_and_a_renewal_does_not_wait(
+    world: OrderedWorld, own: Any
+) -> None:
+    one, two, queue = own
+    queue_owner.compare(one, queue)
+    assert queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1) == [], "its owner's transaction is about to commit"
+    assert queue_owner.renew(two, GROUP, "w1", [queue], timedelta(0)) == {queue}
+    two.commit()
+    one.commit()
+    (taken,) = queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)
+    two.commit()
+    assert taken.fence > queue.fence
+    with pytest.raises(QueueLost):
+        queue_owner.compare(one, queue)
+    assert queue_owner.renew(one, GROUP, "w1", [queue]) == set()
+
+
+def test_a_fence_that_is_compared_while_another_takes_the_queue_is_refused(world: OrderedWorld, own: Any) -> None:
+    one, two, queue = own
+    queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)
+    answers: list[Any] = []
+    comparing = threading.Thread(target=lambda: answers.append(queue_owner.held(one, [queue])))
+    comparing.start()
+    watch = world.database.connect()
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    with closing(watch), watch, watch.cursor() as cursor:
+        deadline = time.monotonic() + 10
+        while cursor.execute(waiting) or cursor.fetchone() == (0,):
+            assert time.monotonic() < deadline, "it did not wait for the takeover"
+    two.commit()
+    comparing.join(10)
+    assert answers == [set()]
+
+
+def test_a_worker_that_stands_still_after_the_comparison_is_ended_by_the_server(world: OrderedWorld, own: Any) -> None:
+    one, two, queue = own
+    queue_owner.compare(one, queue, timedelta(milliseconds=50))
+    deadline = time.monotonic() + 10
+    while not (taken := queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)):
+        two.commit()
+        assert time.monotonic() < deadline, "one frozen worker keeps the queue from everybody"
+    assert taken[0].fence > queue.fence
+
+
+def test_entries_whose_answer_was_lost_and_those_of_a_dead_owner_are_adopted_in_order(world: OrderedWorld) -> None:
+    world.publish(*ids("a", 6))
+    (queue,) = [q for q, lag in world.broker.lag(TOPIC, GROUP).items() if lag]
+    place = (TOPIC, queue)
+    with world.broker.subscribe_owned(GROUP, [TOPIC], "dead") as dead:
+        assert len(dead.fetch(place, 7, 2) or []) == 2
+    with world.broker.subscribe_owned(GROUP, [TOPIC], "w1") as next_one:
+        found = next_one.fetch(place, 8, 3)
+        assert [one.message.message_id for one in found or []] == ["a-000", "a-001", "a-002"]
+        assert dead.fetch(place, 7, 2) is None, "a lower fence reads nothing any more"
+        next_one._adopted[place, 8] = b"-"  # an answer was lost on its way here
+        next_one._in_hand[place].discard(found[1].broker_id.partition("/")[2])  # type: ignore[index]
+        found = next_one.fetch(place, 8, 10)
+        assert [one.message.message_id for one in found or []] == ["a-001", "a-003", "a-004", "a-005"]
+
+
+@pytest.mark.parametrize(
+    ("members", "shares"),
+    [
+        ({"a": 0}, {"a": 5}), ({"a": 5, "b": 0}, {"a": 3, "b": 2}), ({"a": 2, "b": 3}, {"a": 2, "b": 3}),
+        ({"a": 2, "b": 2, "c": 0}, {"a": 2, "b": 2, "c": 1}), (dict.fromkeys("abcdef", 1), {"a": 1, "f": 0}),
+    ],
+)  # fmt: skip
+def test_every_member_computes_the_same_shares_and_as_few_queues_as_possible_move(
+    members: dict[str, int], shares: dict[str, int]
+) -> None:
+    assert {member: share_of(member, members, 5) for member in shares} == shares
+    assert sum(share_of(member, members, 5) for member in members) == 5
+
+
+def test_what_cannot_keep_order_is_refused_before_it_starts(world: OrderedWorld) -> None:
+    for values in (
+        {"handler": row_lock(lambda *_: None)}, {"workers": 0}, {"retries": Retries(0)},
+        {"beat": timedelta(seconds=2), "queue_lease": timedelta(seconds=5)},
+    ):  # fmt: skip
+        with pytest.raises(ConfigurationError), world.worker(**values):  # type: ignore[arg-type]
+            pass
+
+
+def test_a_leased_handler_is_called_in_order_and_its_end_is_fenced(world: OrderedWorld) -> None:
+    called: list[str] = []
+    world.publish(*ids("a", 3))
+    with world.worker(handler=leased(lambda message, work: called.append(message.message_id))) as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert called == ids("a", 3)
+    assert set(world.states().values()) == {"CONSUMED"}
+
+
+def test_a_consumer_that_is_stopped_finishes_what_is_in_handlers_and_releases_its_queues(world: OrderedWorld) -> None:
+    entered, stop = threading.Event(), threading.Event()
+
+    def slow(connection: Any, message: Message, work: Work) -> None:
+        write_effect(connection, message, "w1")
+        entered.set()
+        assert work.stopping.wait(10)
+
+    world.publish(*ids("a", 3))
+    with world.worker(handler=slow) as worker:
+        running = threading.Thread(target=worker.run, args=(stop,))
+        running.start()
+        assert entered.wait(10)
+        stop.set()
+        running.join(10)
+        assert not running.is_alive()
+    assert (world.effects(), world.states()) == (["a-000"], {"a-000": "CONSUMED"})
+    assert set(world.owners().values()) == {None}
+    with world.worker("w2") as two:
+        counts = world.step(two, until=lambda: world.lag() == 0)
+    assert (world.effects(), counts["processed"]) == (ids("a", 3), 2)
+    assert SOON.total_seconds() < 1
