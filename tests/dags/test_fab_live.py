@@ -33,6 +33,8 @@ teams:
   - {name: orders, topics: [orders], role: team-orders}
   - {name: payments, topics: [payments], role: team-payments}
 """
+ADMIN_DECIDES = '  deciders: [{id: "1", name: admin}]\n'
+"""Until FAB has given the others their numbers."""
 OF_ORDERS, OF_PAYMENTS = "decide_case__orders", "decide_case__payments"
 
 
@@ -105,7 +107,8 @@ def fab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     custom = {role: team_role() for role in ("team-orders", "team-payments")}
     environment = {"AIRFLOW__CORE__AUTH_MANAGER": FAB, "AIRFLOW__FAB__CUSTOM_ROLES": json.dumps(custom)}
     with live_people(
-        tmp_path_factory.mktemp("fab"), TEAMS, ROLES, environment, make_admin, make_users, (*DUTIES, OF_ORDERS, OF_PAYMENTS)
+        tmp_path_factory.mktemp("fab"), ADMIN_DECIDES + TEAMS, ROLES, environment, make_admin, make_users,
+        (*DUTIES, OF_ORDERS, OF_PAYMENTS),
     ) as ready:
         yield ready
 
