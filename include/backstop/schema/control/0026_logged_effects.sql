@@ -63,7 +63,7 @@ BEGIN
         WHERE d.entry > (SELECT max(e.entry) - 200 FROM decision_log e) AND d.transaction = pg_current_xact_id() AND d.login = me
             AND CASE
                 WHEN d.action = TG_OP || ' by SQL' THEN d.details ->> 'table' = TG_TABLE_NAME AND d.subject = coalesce(named, of_topic, '?')
-                WHEN d.action LIKE '% by SQL' THEN false
+                WHEN right(d.action, 7) = ' by SQL' THEN false
                 ELSE d.subject = named OR TG_ARGV[0] = 'topic' AND (
                     TG_TABLE_NAME = 'pause' AND d.subject IN (of_topic, '*') OR right(d.subject, length(of_topic) + 4) = ' of ' || of_topic
                     OR EXISTS (
@@ -74,7 +74,7 @@ BEGIN
     END IF;
     -- A decision that goes on over several transactions has said so in the log, and nothing since.
     IF TG_TABLE_NAME IN ('withdrawal', 'message_version') AND (
-        SELECT d.action LIKE 'begin to %' FROM decision_log d
+        SELECT starts_with(d.action, 'begin to ') FROM decision_log d
         WHERE d.subject = coalesce(named, 'case ' || (
             SELECT v.case_id FROM message_version v
             WHERE (v.topic, v.message_id) = (of_topic, line ->> 'message_id') ORDER BY v.content_version DESC LIMIT 1))
