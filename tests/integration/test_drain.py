@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.config.load import from_mapping
 from backstop.dead_letters.count_due import count_due
 from backstop.dead_letters.drain import Bounds, drain_all
 from backstop.dead_letters.quota import Queue, Quota, tell_quota
@@ -24,7 +25,7 @@ from backstop.quality.suites import checks_of
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import Run, close_run, open_run
-from control_world import World, servers, world  # noqa: F401  fixtures
+from control_world import World, servers, world, written_settings  # noqa: F401  fixtures
 
 DEAD = Keys().dead("orders", "billing")
 
@@ -91,6 +92,25 @@ def test_a_letter_is_stored_whole_and_then_leaves_the_broker(world: World, clien
     assert world.control("SELECT extract(epoch FROM died_at)::bigint FROM dead_letter") == [(1763746001,)]
     [(letters, acknowledged)] = world.control("SELECT letters, acknowledged_at IS NOT NULL FROM drain_batch")
     assert (letters, acknowledged) == (1, True)
+
+
+def test_a_broker_whose_settings_cannot_be_leaves_the_others_drained(world: World, client: Any) -> None:
+    """One edited line: an option that there is not, or a connection that nobody knows."""
+    for number, edited in enumerate((
+        {"kind": "activemq", "connection": "backstop_broker", "options": {"nonsense": "1"}},
+        {"kind": "redis_streams", "connection": "nobodys"},
+    )):  # fmt: skip
+        content = written_settings()
+        content["brokers"] = {"an edited one": edited, **content["brokers"]}
+        content["topics"]["refunds"]["broker"] = "an edited one"
+        settings = from_mapping(content)
+        client.xadd(DEAD, entry(number))
+        with triage(world) as run:
+            due = count_due(settings, world.connections, world.conn, run)
+            assert due.queues == (DEAD,) and "an edited one" in due.silent[0]
+            with pytest.raises(BrokerUnavailable, match="an edited one"):
+                drain_all(settings, world.connections, world.conn, run)
+        assert stored(world) == [(f"m-{one}",) for one in range(number + 1)]
 
 
 def test_the_order_of_a_queue_is_kept_over_pages(world: World, client: Any) -> None:

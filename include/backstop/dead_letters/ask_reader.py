@@ -1,4 +1,4 @@
-"""Asks a reader of dead letters, so that whatever one queue's letters do to it stops that queue alone."""
+"""Asks a reader of dead letters, so that what one queue's letters do to it, or one broker's settings, stops that one alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from backstop.errors import BrokerUnavailable, Unavailable
+from backstop.errors import BrokerUnavailable, ConfigurationError, Unavailable
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -18,7 +18,8 @@ class Unreadable(BrokerUnavailable):
 
 
 def ask_reader(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-    """What the call answers. Raises Unavailable; of a failure that nobody foresaw Unreadable.
+    """What the call answers. Raises Unavailable, also for settings of the broker that cannot be; of a failure that nobody
+    foresaw Unreadable.
 
     That says the kind and the place, never the text of the failure, which may quote a letter.
     """
@@ -26,6 +27,8 @@ def ask_reader(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _
         return call(*args, **kwargs)
     except Unavailable:
         raise
+    except ConfigurationError as error:  # of this broker alone
+        raise BrokerUnavailable(error.what, kept=error.kept, next_step=error.next_step) from error
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise Unreadable(

@@ -55,7 +55,7 @@ def count_due(settings: Settings, connections: Connections, control: Any, run: R
         if not groups:
             continue
         try:
-            with open_broker(settings, connections, name) as broker:
+            with ask_reader(open_broker, settings, connections, name) as broker:
                 for queue in ask_reader(broker.dead_letter_queues, groups):
                     try:
                         queues += [queue] if ask_reader(_has_letters, broker, queue) else []

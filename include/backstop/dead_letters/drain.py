@@ -91,7 +91,7 @@ def drain_all(
             try:
                 broker = (brokers or {}).get(name)
                 if broker is None:
-                    opened: Broker = open_broker(settings, connections, name)
+                    opened: Broker = ask_reader(open_broker, settings, connections, name)
                     broker = stack.enter_context(opened)
                 _require_servers(settings, control, broker, name, topics)
                 if run.dry_run:
