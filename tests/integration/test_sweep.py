@@ -283,6 +283,28 @@ def test_with_the_database_away_redis_frees_nothing_and_the_rest_is_swept(world:
     assert world.sql("control", "SELECT state FROM run WHERE duty = 'sweep'") == [("incomplete",)]
 
 
+def test_a_place_that_cannot_even_be_opened_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of backstop.yaml that names a connection which nobody knows, and an error that nobody foresaw."""
+    world.sql("consumer_shipping", """INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)
+        VALUES ('shipping', 'orders', 'other', 'CONSUMING', now() - interval '1 s')""")
+    good = world.urls.pop(f"backstop_{DB}")
+    with pytest.raises(StoreUnavailable, match=rf"database billing_db: .*backstop_{DB}"):
+        sweep(world)
+    world.urls[f"backstop_{DB}"] = good
+    assert world.sql("consumer_shipping", "SELECT state FROM consumer_log") == [("EXPIRED",)]
+
+    def odd(*_: Any, **__: Any) -> Any:
+        raise ValueError("odd")
+
+    begin(world, ["stuck"])
+    end_leases(world)
+    for module in ("sweep_part", "count_ended"):
+        monkeypatch.setattr(f"backstop.sweep.{module}.RedisExchange", odd)
+    with pytest.raises(StoreUnavailable, match=r"front of billing: .*ValueError: odd"):
+        sweep(world)
+    assert states(world) == {"stuck": "EXPIRED"}
+
+
 def test_with_redis_away_the_database_is_swept(world: World) -> None:
     begin(world, ["stuck"])
     end_leases(world)

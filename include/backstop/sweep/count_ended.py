@@ -9,7 +9,7 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable, Unavailable
+from backstop.errors import BackstopError, StoreFailed, StoreUnavailable
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_records import milliseconds
 from backstop.named_sql import load
@@ -18,6 +18,7 @@ from backstop.sweep.foreign.open import open_foreign
 from backstop.sweep.parts import Part, parts_of
 from backstop.sweep.redis_bucket import count_expired
 from backstop.sweep.sweep_part import overdue_after, untouched_seconds
+from backstop.verdicts.sources import guarded
 
 _SQL = load("backstop.sweep", "queries.sql")
 AT_MOST = 100_000
@@ -75,11 +76,13 @@ def count_ended(settings: Settings, connections: Connections, control: Any, grou
             counted.is_sample_due |= groups is None and not sampled
             continue
         try:
-            if part.kind == "foreign":
-                counted.places.append(_count_foreign(settings, connections, part, places.get(part.place, ""), counted.goes_on))
-            else:
-                counted.places.append(_count(settings, connections, part, groups))
-        except Unavailable as error:
+            with guarded(part.place, StoreFailed):
+                if part.kind == "foreign":
+                    place = places.get(part.place, "")
+                    counted.places.append(_count_foreign(settings, connections, part, place, counted.goes_on))
+                else:
+                    counted.places.append(_count(settings, connections, part, groups))
+        except BackstopError as error:
             counted.missed[part.place] = error.what
     return counted
 

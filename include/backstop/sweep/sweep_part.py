@@ -8,7 +8,7 @@ from datetime import timedelta
 from backstop.config.connections import Connections
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
+from backstop.errors import BackstopError, StoreFailed
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.records import Counts, Key
 from backstop.stores.open import open_leases
@@ -22,6 +22,7 @@ from backstop.sweep.sample_redis import sample_redis
 from backstop.sweep.sweep_database import sweep_database
 from backstop.sweep.sweep_redis import sweep_bucket
 from backstop.sweep.tally import Line, Tally, Told
+from backstop.verdicts.sources import guarded
 
 FOREIGN_LIMIT = 100_000
 
@@ -30,33 +31,35 @@ def sweep_part(
     settings: Settings, connections: Connections, part: Part, groups: Collection[str] | None, goes_on: str, *,
     limit: int, dry_run: bool, tell: Callable[[Told], None] | None = None,
 ) -> Tally:  # fmt: skip
-    """What was decided and done, with what did not answer in `missed`: one place that is away holds up no other.
+    """What was decided and done, with what did not answer in `missed`: one place that is away, or fails in any other way, holds
+    up no other.
 
     `limit` leases at most, `goes_on`: where a walk over this place stopped the last time.
     """
     tally = Tally(tell)
     try:
-        match part.kind:
-            case "database":
-                with open_leases(settings, connections, part.name) as leases:
-                    untouched = untouched_seconds(settings, part.name, groups)
-                    sweep_database(leases, part.place, untouched, tally, limit=limit, dry_run=dry_run)
-            case "front":
-                _sweep_front(settings, connections, part, tally, limit, dry_run)
-            case "guard":
-                guard = settings.redis_guards[part.name]
-                exchange = RedisExchange(connections.url(guard.redis), cluster=guard.cluster)
-                try:
-                    sweep_bucket(
-                        Bucket(exchange, part.name, part.bucket), part.place, None, tally, limit=limit, dry_run=dry_run,
-                    )  # fmt: skip
-                finally:
-                    exchange.close()
-            case "sample":
-                _sample(settings, connections, part, groups, goes_on, tally, dry_run)
-            case "foreign":
-                _sweep_foreign(settings, connections, part, goes_on, tally, limit, dry_run)
-    except Unavailable as error:
+        with guarded(part.place, StoreFailed):
+            match part.kind:
+                case "database":
+                    with open_leases(settings, connections, part.name) as leases:
+                        untouched = untouched_seconds(settings, part.name, groups)
+                        sweep_database(leases, part.place, untouched, tally, limit=limit, dry_run=dry_run)
+                case "front":
+                    _sweep_front(settings, connections, part, tally, limit, dry_run)
+                case "guard":
+                    guard = settings.redis_guards[part.name]
+                    exchange = RedisExchange(connections.url(guard.redis), cluster=guard.cluster)
+                    try:
+                        sweep_bucket(
+                            Bucket(exchange, part.name, part.bucket), part.place, None, tally, limit=limit, dry_run=dry_run,
+                        )  # fmt: skip
+                    finally:
+                        exchange.close()
+                case "sample":
+                    _sample(settings, connections, part, groups, goes_on, tally, dry_run)
+                case "foreign":
+                    _sweep_foreign(settings, connections, part, goes_on, tally, limit, dry_run)
+    except BackstopError as error:
         tally.missed[part.place] = error.what
     return tally
 

@@ -11,12 +11,13 @@ from backstop.cases.close import close_by_cause
 from backstop.cases.open import open_case
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
+from backstop.errors import BackstopError, StoreFailed
 from backstop.named_sql import load
 from backstop.records import Counts
 from backstop.runs.run import Run, hold
 from backstop.stores.open import open_leases
 from backstop.stores.postgresql_leases import Failing
+from backstop.verdicts.sources import guarded
 
 _SQL = load("backstop.sweep", "queries.sql")
 _TYPE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception|Fault|Failure|Timeout)")
@@ -76,11 +77,11 @@ def tell_of_failing(
         if not least:
             continue
         try:
-            with open_leases(settings, connections, store) as leases:
+            with guarded(f"store {store}", StoreFailed), open_leases(settings, connections, store) as leases:
                 for one in leases.failing(least, FAILING_SHOWN):
                     failing.setdefault((one.group, one.topic), []).append(one)
             looked |= {group for group, _ in least}
-        except Unavailable as error:
+        except BackstopError as error:
             missed[f"store {store}"] = error.what
     counts = Counts()
     with control, control.cursor() as cursor:

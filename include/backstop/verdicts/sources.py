@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -115,6 +115,15 @@ class _Guarded:
             yield from answer
         except Exception as error:
             raise _failed(self._subject, error, self._kind) from error
+
+
+@contextmanager
+def guarded(subject: str, kind: type[StoreUnavailable | BrokerUnavailable]) -> Iterator[None]:
+    """The same for a block of code."""
+    try:
+        yield
+    except Exception as error:
+        raise _failed(subject, error, kind) from error
 
 
 def _failed(subject: str, error: Exception, kind: type[StoreUnavailable | BrokerUnavailable]) -> Exception:
