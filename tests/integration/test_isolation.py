@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import psycopg2
@@ -20,9 +21,11 @@ from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.errors import PromotionFailed, Unavailable
 from backstop.named_sql import load
+from backstop.quality.audit import _breaches, session_options
+from backstop.quality.suites import checks_of
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
-from backstop.reconcile.run_once import RECONCILE, ReconcileInput
+from backstop.reconcile.run_once import RECONCILE, ReconcileInput, run_once
 from backstop.reconcile.stage import (
     STAGED_VERDICT,
     connect_staging,
@@ -35,7 +38,7 @@ from backstop.records import ID_HEADER, Counts, Key
 from backstop.resend.request import Ask, ask
 from backstop.resend.work import run_duty as resend
 from backstop.runs.duty import Work, do_step
-from backstop.runs.run import EndState, close_run, open_run
+from backstop.runs.run import EndState, Run, close_run, open_run
 from backstop.stores.postgresql_logs import PostgresLogs
 from backstop.stores.postgresql_stubs import PostgresStubs
 from backstop.verdicts.evaluate import Engine
@@ -239,6 +242,28 @@ def test_odd_values_of_other_messages_stop_no_repair(world: System) -> None:
     assert looks == [(True,)], "no look lies beyond the replay horizon of 45 minutes"
 
 
+def test_odd_values_of_other_messages_stop_no_run_of_spark_and_break_no_check(world: System, spark: Any) -> None:
+    """The same through the scans and the packed tables; a check that fails would stop the run's promotion."""
+    ((at,),) = world.rows("control", "SELECT now() - interval '30 minutes'")
+    put_odd_stubs(world, at)
+    put_odd_attempts(world, at)
+    put_odd_logs(world, at)
+    broken: dict[str, Any] = {}
+
+    def audit(run: Run, suite: str) -> None:
+        options = session_options(run.run_id, None, ("orders", "payments"))
+        with closing(psycopg2.connect(world.urls["control"], options=options)) as connection:
+            found = {check.name: _breaches(connection, check) for check in checks_of(suite)}
+            broken.update({name: said for name, said in found.items() if said["count"]})
+
+    for message_id in ("lost", "lost-later"):
+        lose(world, message_id)
+        run_once(world.settings, world.connections, lambda: spark, audit)
+        assert (message_id, 2) in asked(world)
+        assert not broken
+        world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() WHERE message_id LIKE 'odd%%' AND status = 'pending'")
+
+
 def break_group_and_shard(world: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything about group shipping and shard shop_b raises what nobody foresaw."""
 
@@ -368,6 +393,35 @@ def test_a_claim_reads_only_the_dead_letters_that_came_since_the_last_one(
         client.xadd(Keys().dead("orders", "billing"), {"headers": json.dumps({ID_HEADER: "fourth"})}, id="1-1")
         assert judged(keys[3]) == ("DEAD_LETTERED", ["fourth"])
     conn.close()
+
+
+def test_a_message_that_fails_again_and_again_hides_no_loss(world: System) -> None:
+    """On Redis Streams it stays in the topic's own queue, unacknowledged: its id is known, and the group is past the others."""
+    poison = [world.sent(f"poison-{number}") for number in range(8)]
+    queues = world.rows("shop_a", "SELECT DISTINCT queue_id FROM message_stub ORDER BY queue_id")
+    assert queues == [(0,), (1,)], "one in front of what is lost, wherever that goes"
+    lost = world.sent("lost")
+    subscription = world.broker.subscribe("billing", ["orders"], "worker")
+    for round_ in range(3):
+        received = subscription.fetch(100, timedelta(seconds=2))
+        while len(received) < 9 - min(round_, 1):
+            received += subscription.fetch(100, timedelta(seconds=2))
+        subscription.acknowledge([one for one in received if one.message.key == lost])
+        for one in received:
+            if one.message.key != lost:
+                subscription.hand_back(one, after=timedelta(0), counts=True)
+    world.consume("shipping")
+    for number in range(2):
+        conn = world.control()
+        with Judge(world.settings, world.connections, conn) as judge:
+            judged = judge.judge([*poison, lost])
+        conn.close()
+        found = {(one.key, str(one.verdict), one.reason) for one in judged if one.consumer_group == "billing"}
+        assert found == {(lost, "LOST", "passed_over"), *((key, "BACKLOGGED", "unacknowledged") for key in poison)}
+        reconcile(world, [*poison, lost])
+        assert asked(world) == {("lost", 2)}, number
+        world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() - interval '1 s'")
+    subscription.close()
 
 
 def test_half_a_surrogate_pair_in_the_id_of_a_dead_letter_hides_nothing_else(world: System) -> None:
