@@ -64,7 +64,7 @@ test-brokers: setup activemq rocketmq ## what `make test` leaves out: RocketMQ b
 	@$(PYTEST) -n $(JOBS) -m "other_broker" $(ARGS)
 
 test-faults: setup ## that each fault of `make chaos` matters: without its protection the system is found broken
-	@$(PYTEST) -n 2 tests/chaos/test_each_fault_matters.py $(ARGS)
+	@$(PYTEST) -n $(JOBS) tests/chaos/test_each_fault_matters.py $(ARGS)
 
 test-all: setup mariadb activemq rocketmq ## everything, the long tests too (seeds, soaks)
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected

@@ -26,20 +26,20 @@ def file_of(nodeid: str) -> str:
 
 
 class Scheduler(LoadScopeScheduling):
-    """Hands a worker all tests of one file, or of the files that share a server.
+    """Hands a worker all tests of one file, or of the files that share a server; of a file of `apart` one test at a time.
 
     A file that runs alone comes first; its fixtures do the work, so the other workers begin once its first test has ended.
     """
 
-    def __init__(self, config: pytest.Config, log: Any, together: dict[str, str], alone: set[str]) -> None:
+    def __init__(self, config: pytest.Config, log: Any, together: dict[str, str], alone: set[str], apart: set[str]) -> None:
         super().__init__(config, log)
-        self._together, self._alone = together, alone
+        self._together, self._alone, self._apart = together, alone, apart
         self._holder: Any = None
         """The worker that runs a file alone at present."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = file_of(nodeid)
-        return self._together.get(file, file)
+        return nodeid if file in self._apart else self._together.get(file, file)
 
     def _assign_work_unit(self, node: Any) -> None:
         if self._holder is not None:
@@ -73,13 +73,13 @@ class SuiteTime:
         self.budgets: dict[str, float] = written["seconds"]
         self.together = {file: name for name, files in written["together"].items() for file in files}
         self.place = {file: place for files in written["together"].values() for place, file in enumerate(files)}
-        self.alone = set(written["alone"])
+        self.alone, self.apart = set(written["alone"]), set(written["apart"])
         self.spent: Counter[str] = Counter()
         self.over: list[str] = []
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Scheduler:
         config.option.loadscopereorder = False  # ours is the order by time; xdist's is by the number of tests
-        return Scheduler(config, log, self.together, self.alone)
+        return Scheduler(config, log, self.together, self.alone, self.apart)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
