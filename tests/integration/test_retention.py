@@ -152,6 +152,19 @@ def test_a_log_goes_when_its_stub_is_closed_or_gone_and_stays_while_it_is_open_i
     assert (counts["logs"], counts["logs_still_needed"]) == (7, 2)
 
 
+def test_a_log_whose_content_a_parked_key_keeps_stays_however_old_it_is(world: System) -> None:
+    for message_id in ("waits", "discarded"):
+        old_log(world, message_id, "PARKED")
+    world.rows("billing_db", """
+        INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes)
+        VALUES ('billing', 'orders', 'k', 0, 'PARKED', 1, 2);
+        INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)
+        VALUES ('billing', 'orders', 'waits', 'k', '', 0)
+        """)  # fmt: skip
+    retain(world)
+    assert logs_left(world) == {"waits"}
+
+
 def test_the_floor_is_the_newest_purged_log_and_never_falls(world: System) -> None:
     newest = datetime.now(UTC) - OLD
     for day in range(3):

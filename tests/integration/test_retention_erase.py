@@ -189,3 +189,23 @@ def test_without_a_reason_a_topic_or_every_shard_nothing_is_erased(world: System
         ask(world, "m")
     assert world.rows("shop_a", "SELECT erased_hash FROM message_stub") == [(None,)]
     assert world.rows("control", "SELECT 1 FROM erasure") == []
+
+
+def test_a_content_that_a_parked_key_keeps_goes_and_what_is_left_of_the_key_waits_on(world: System) -> None:
+    for message_id in ("m", "other"):
+        message(world, message_id, letter=None)
+    world.rows("billing_db", """
+        INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes, last_error)
+        VALUES ('billing', 'orders', 'k', 0, 'PARKED', 2, 64, 'cannot read anna')
+        """)
+    for message_id in ("m", "other"):
+        world.rows(
+            "billing_db", "INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)"
+            " VALUES ('billing', 'orders', %s, 'k', %s, 0)", message_id, SECRET,
+        )  # fmt: skip
+    key = "SELECT state, messages, bytes, last_error FROM parked_key"
+    ask(world, "m")
+    assert world.rows("billing_db", "SELECT message_id FROM parked_message") == [("other",)]
+    assert world.rows("billing_db", key) == [("PARKED", 1, 32, None)]
+    ask(world, "other")
+    assert world.rows("billing_db", key) == [("RELEASING", 0, 0, None)], "its queue's owner unparks it"

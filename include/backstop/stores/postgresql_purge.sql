@@ -30,6 +30,9 @@ CROSS JOIN LATERAL (
     WHERE m.consumer_group = %(group)s::text AND m.topic = u.topic AND m.message_id = u.message_id
         AND m.state = u.state AND m.updated_at = u.moved::timestamptz
         AND NOT (m.state = 'CONSUMING' AND (m.lease_expires_at IS NULL OR m.lease_expires_at > clock_timestamp()))
+        -- What waits in a parked key is not over, however long it waits.
+        AND NOT EXISTS (SELECT FROM parked_message p WHERE p.consumer_group = m.consumer_group
+            AND p.topic = m.topic AND p.message_id = m.message_id)
     FOR UPDATE SKIP LOCKED) s;
 
 -- name: raise_floor: from now on a missing log that is no newer may have been purged; never lowered
@@ -89,16 +92,27 @@ WITH erased AS (
 )
 SELECT e.ordering_key IS NOT NULL, (SELECT count(*) FROM attempts) FROM erased e;
 
--- name: erase_log: what handlers said of a message, and where the work is done the fingerprint of its content
--- Whoever gets the message again must still be told apart from another content while it is not done.
+-- name: erase_log: what handlers said of a message, where the work is done the fingerprint of its content, and what a parked key kept
+-- Whoever gets the message again must still be told apart from another content while it is not done. A key of which nothing is
+-- left counts as released: its queue's owner unparks it.
 WITH erased AS (
     UPDATE consumer_log l SET
         last_error = NULL, payload_hash = CASE WHEN l.state = 'CONSUMED' THEN NULL ELSE l.payload_hash END
     WHERE l.consumer_group = ANY (%(groups)s::text[]) AND l.topic = %(topic)s::text AND l.message_id = %(message_id)s::text
         AND (l.last_error IS NOT NULL OR l.state = 'CONSUMED' AND l.payload_hash IS NOT NULL)
     RETURNING 1
+), kept AS (
+    DELETE FROM parked_message p
+    WHERE p.consumer_group = ANY (%(groups)s::text[]) AND p.topic = %(topic)s::text AND p.message_id = %(message_id)s::text
+    RETURNING p.consumer_group, p.topic, p.ordering_key, octet_length(p.content) + octet_length(p.headers) AS bytes
+), counted AS (
+    UPDATE parked_key k SET
+        messages = k.messages - 1, bytes = k.bytes - p.bytes, last_error = NULL, updated_at = clock_timestamp(),
+        state = CASE WHEN k.messages = 1 THEN 'RELEASING' ELSE k.state END
+    FROM kept p
+    WHERE k.consumer_group = p.consumer_group AND k.topic = p.topic AND k.ordering_key = p.ordering_key
 )
-SELECT count(*) FROM erased;
+SELECT (SELECT count(*) FROM erased) + (SELECT count(*) FROM kept);
 
 -- name: standing: a message's status, and whether a send of it is under way
 SELECT m.status, m.attempt_token IS NOT NULL FROM message_stub m
