@@ -5,6 +5,7 @@ from datetime import timedelta
 from types import FrameType
 
 from backstop.client.consumer import Consumer
+from backstop.client.ordered_consumer import OrderedConsumer
 from backstop.records import Counts
 
 
@@ -13,7 +14,9 @@ class OutOfTime(BaseException):
     for one."""
 
 
-def run_until_signal(consumer: Consumer, *, stop_within: timedelta = timedelta(seconds=20)) -> Counts:
+def run_until_signal(
+    consumer: Consumer | OrderedConsumer, *, stop_within: timedelta = timedelta(seconds=20)
+) -> Counts:
     """Run in the main thread; what was done, by name.
 
     After the signal the message in the handler is finished; once `stop_within` is over its transaction is

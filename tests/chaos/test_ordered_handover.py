@@ -1,0 +1,172 @@
+"""Queues handed over between processes: restarts in turn, kill -9, and one that stood still past its lease."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstop.brokers.redis_streams import RedisStreams
+from backstop.records import Message
+from backstop_lab.servers.valkey import Valkey
+from client_world import GROUP, Database, broker, consumer, postgres, valkey  # noqa: F401
+from ordered_world import make_empty
+
+TOPIC, QUEUES, KEYS = "handover", 10, 40
+CHILD = Path(__file__).with_name("ordered_worker_child.py")
+TESTS = Path(__file__).resolve().parents[1]
+
+
+class World:
+    def __init__(self, broker: RedisStreams, database: Database, valkey: Valkey) -> None:
+        make_empty(database)
+        broker.create_topic(TOPIC, QUEUES)
+        broker.create_group(GROUP, TOPIC, "start")
+        self.broker, self.database, self.valkey = broker, database, valkey
+        self.published = 0
+
+    def publish(self, size: int) -> None:
+        numbers = range(self.published, self.published + size)
+        self.broker.publish([Message(TOPIC, f"{n % KEYS}-{n:06}", b"{}", partition_key=str(n % KEYS)) for n in numbers])
+        self.published += size
+
+    @contextmanager
+    def traffic(self, every: float = 0.02) -> Iterator[None]:
+        """Messages of all keys, all the while."""
+        stop = threading.Event()
+
+        def send() -> None:
+            while not stop.wait(every):
+                self.publish(4)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    @contextmanager
+    def child(self, member: str, waits: str | None = None, lease: float = 20.0) -> Iterator[subprocess.Popen[str]]:
+        given = {
+            "broker": self.valkey.url(), "consumer": self.database.dsn, "member": member, "waits": waits, "topic": TOPIC,
+            "lease": lease,
+        }  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, str(CHILD), json.dumps(given)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={"PYTHONPATH": f"{TESTS}:{TESTS.parent / 'include'}", "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        try:
+            assert line(process) == ["started"]
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def owners(self) -> set[str | None]:
+        return {row["owner"] for row in self.database.run("SELECT owner FROM queue_owner")}
+
+    def is_done(self) -> bool:
+        return sum(self.broker.lag(TOPIC, GROUP).values()) == 0
+
+    def assert_in_order_and_once(self) -> None:
+        rows = self.database.run("SELECT ordering_key, message_id FROM ordered_effect ORDER BY number")
+        assert len(rows) == self.published
+        for key in map(str, range(KEYS)):
+            mine = [row["message_id"] for row in rows if row["ordering_key"] == key]
+            assert mine == sorted(set(mine)), "out of order, or twice"
+
+
+@pytest.fixture
+def world(broker: RedisStreams, consumer: Database, valkey: Valkey) -> World:
+    return World(broker, consumer, valkey)
+
+
+def until(what: str, holds: Callable[[], Any], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.02)
+
+
+def line(process: subprocess.Popen[str]) -> list[Any]:
+    assert process.stdout is not None
+    return list(json.loads(process.stdout.readline()))
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, int]:
+    """Its counts, after the signal."""
+    while (said := line(process))[0] != "ended":
+        pass
+    assert process.wait(20) == 0
+    return dict(said[1])
+
+
+def test_a_rolling_restart_of_five_does_nothing_twice_and_asks_the_log_for_no_duplicate(world: World) -> None:
+    counts: list[dict[str, int]] = []
+    with ExitStack() as stack:
+        old = [stack.enter_context(world.child(f"old-{n}")) for n in range(5)]
+        with world.traffic():
+            until("five owners", lambda: len(world.owners()) == 5)
+            new = []
+            for n, process in enumerate(old):
+                process.send_signal(signal.SIGTERM)
+                counts.append(ended(process))
+                new.append(stack.enter_context(world.child(f"new-{n}")))
+                until("its share", lambda n=n: f"new-{n}" in world.owners())
+        until("the end", world.is_done)
+        for process in new:
+            process.send_signal(signal.SIGTERM)
+            counts.append(ended(process))
+    world.assert_in_order_and_once()
+    total = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
+    assert total["processed"] == world.published
+    assert total.keys() <= {"processed", "queues_taken"}, "something was tried twice"
+    assert world.database.one("SELECT sum(duplicates_stopped) AS stopped FROM consumer_log")["stopped"] == 0
+    assert world.owners() == {None}, "every queue was released"
+
+
+def test_the_work_of_one_that_is_killed_is_done_once_and_in_order_by_the_others(world: World) -> None:
+    with ExitStack() as stack:
+        children = [stack.enter_context(world.child(f"w-{n}", lease=1.0)) for n in range(3)]
+        with world.traffic():
+            until("three owners", lambda: len(world.owners()) == 3)
+            until("work", lambda: world.database.run("SELECT 1 FROM ordered_effect WHERE member = 'w-0'"))
+            children[0].kill()
+            until("its queues", lambda: "w-0" not in world.owners() and len(world.owners()) == 2)
+        until("the end", world.is_done)
+    world.assert_in_order_and_once()
+    again = world.database.run("SELECT 1 FROM consumer_log WHERE attempts > 1")
+    assert len(again) <= 4, "at most what was in its handlers comes again"
+
+
+def test_the_effect_of_one_that_stood_still_past_its_lease_is_refused(world: World) -> None:
+    world.publish(2 * KEYS)
+    with ExitStack() as stack:
+        late = stack.enter_context(world.child("late", waits=f"7-{7:06}", lease=1.0))
+        assert line(late)[0] == "waits"
+        late.send_signal(signal.SIGSTOP)
+        stack.enter_context(world.child("next", lease=1.0))
+        until("the takeover", lambda: world.owners() == {"next"})
+        until("the end", world.is_done)
+        late.send_signal(signal.SIGCONT)
+        assert late.stdin is not None
+        late.stdin.write("\n")
+        late.stdin.flush()
+        until("it takes part again", lambda: "late" in world.owners())
+        late.send_signal(signal.SIGTERM)
+        counts = ended(late)
+    assert counts["fenced"] == 1 and counts["queues_lost"] >= 1
+    world.assert_in_order_and_once()
+    assert world.database.one(f"SELECT member FROM ordered_effect WHERE message_id = '7-{7:06}'")["member"] == "next"
