@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ SOON = timedelta(milliseconds=50)
 
 def main(given: dict[str, Any]) -> None:
     def handle(connection: Any, message: Any, work: Any) -> None:
+        time.sleep(given["takes"])
         write_effect(connection, message, given["member"])
         if message.message_id == given["waits"]:
             print(json.dumps(["waits", message.message_id]), flush=True)

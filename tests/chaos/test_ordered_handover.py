@@ -22,6 +22,8 @@ from client_world import GROUP, Database, broker, consumer, postgres, valkey  # 
 from ordered_world import make_empty
 
 TOPIC, QUEUES, KEYS = "handover", 10, 40
+HANDLER_SECONDS = 0.035
+"""So five consumers with two threads each are at 70 % of what they can do while `traffic` sends."""
 CHILD = Path(__file__).with_name("ordered_worker_child.py")
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -57,10 +59,12 @@ class World:
             thread.join()
 
     @contextmanager
-    def child(self, member: str, waits: str | None = None, lease: float = 20.0) -> Iterator[subprocess.Popen[str]]:
+    def child(
+        self, member: str, waits: str | None = None, lease: float = 20.0, takes: float = 0.0
+    ) -> Iterator[subprocess.Popen[str]]:
         given = {
             "broker": self.valkey.url(), "consumer": self.database.dsn, "member": member, "waits": waits, "topic": TOPIC,
-            "lease": lease,
+            "lease": lease, "takes": takes,
         }  # fmt: skip
         process = subprocess.Popen(
             [sys.executable, str(CHILD), json.dumps(given)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -116,14 +120,14 @@ def ended(process: subprocess.Popen[str]) -> dict[str, int]:
 def test_a_rolling_restart_of_five_does_nothing_twice_and_asks_the_log_for_no_duplicate(world: World) -> None:
     counts: list[dict[str, int]] = []
     with ExitStack() as stack:
-        old = [stack.enter_context(world.child(f"old-{n}")) for n in range(5)]
+        old = [stack.enter_context(world.child(f"old-{n}", takes=HANDLER_SECONDS)) for n in range(5)]
         with world.traffic():
             until("five owners", lambda: len(world.owners()) == 5)
             new = []
             for n, process in enumerate(old):
                 process.send_signal(signal.SIGTERM)
                 counts.append(ended(process))
-                new.append(stack.enter_context(world.child(f"new-{n}")))
+                new.append(stack.enter_context(world.child(f"new-{n}", takes=HANDLER_SECONDS)))
                 until("its share", lambda n=n: f"new-{n}" in world.owners())
         until("the end", world.is_done)
         for process in new:
@@ -167,6 +171,6 @@ def test_the_effect_of_one_that_stood_still_past_its_lease_is_refused(world: Wor
         until("it takes part again", lambda: "late" in world.owners())
         late.send_signal(signal.SIGTERM)
         counts = ended(late)
-    assert counts["fenced"] == 1 and counts["queues_lost"] >= 1
+    assert counts["fenced"] >= 1 and counts["queues_lost"] >= 1
     world.assert_in_order_and_once()
     assert world.database.one(f"SELECT member FROM ordered_effect WHERE message_id = '7-{7:06}'")["member"] == "next"
