@@ -103,7 +103,7 @@ class Submitter:
             **({"_SPARK_AUTH_SECRET": self.key} if self.key else {}),
             **{f"AIRFLOW_CONN_{name.upper()}": url for name, url in urls.items()},
         }  # fmt: skip
-        opened = json.dumps({"run_id": run.run_id, "token": str(run.token)})
+        opened = json.dumps({"run_id": run.run_id, "token": str(run.token), "due": 1})
         log = self.folder / f"{duty}-{run.run_id}.log"
         with log.open("w") as output:
             process = subprocess.Popen(
