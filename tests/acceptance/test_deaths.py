@@ -114,9 +114,7 @@ def answer_all(stage: Stage, connections: Connections) -> None:
 
 
 def still_open(stage: Stage) -> dict[str, int]:
-    values = {name: (["dead_letters"],) if "%s" in statement else () for name, statement in OPEN.items()}
-    found = {name: int(change(stage.control, statement, values[name])[0][0]) for name, statement in OPEN.items()}
-    return {name: number for name, number in found.items() if number}
+    return {str(name): int(number) for name, number in change(stage.control, OPEN, {"answered": ["dead_letters"]}) if number}
 
 
 def test_triage_and_a_person_bring_each_death_to_its_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
