@@ -74,7 +74,7 @@ def _reading() -> Iterator[tuple[Room, Any]]:
     from psycopg2 import errors
 
     with control_room() as room, room.control, room.control.cursor() as cursor:
-        cursor.execute("SET TRANSACTION READ ONLY; SELECT set_config('statement_timeout', %s, true)", [_LONGEST])
+        cursor.execute("SET TRANSACTION READ ONLY; SET LOCAL statement_timeout TO %s", [_LONGEST])
         try:
             yield room, cursor
         except errors.QueryCanceled as error:

@@ -175,7 +175,7 @@ def close_run(
     A lost run that wants to end as failed is left as it is: whoever took it over has already written why.
     """
     if isinstance(error, BaseException):
-        error = drop_details(error)
+        error = drop_details(error).strip()
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["give_back_lease"], run._where())
         if cursor.rowcount == 0:
