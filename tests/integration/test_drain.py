@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +14,7 @@ import psycopg2
 import pytest
 import redis
 
+from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.config.load import from_mapping
 from backstop.dead_letters.count_due import count_due
@@ -435,6 +436,67 @@ def test_a_queue_is_not_marked_while_a_letter_in_it_cannot_be_told_from_a_stored
     assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", (DEAD,)) == [(1,)]
 
 
+class SharedQueues:
+    """A broker with queues of letters under ids that need not be unique, as ActiveMQ's; one that fails acknowledges nothing."""
+
+    def __init__(self, **queues: list[DeadLetter]) -> None:
+        self.queues, self.fails = queues, False
+
+    def servers(self, topic: str) -> frozenset[str]:
+        return frozenset()
+
+    def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
+        return list(self.queues)
+
+    def open_dead_letters(self, queue: str) -> Any:
+        return SharedReader(self, self.queues[queue])
+
+
+class SharedReader:
+    def __init__(self, broker: SharedQueues, queue: list[DeadLetter]) -> None:
+        self._broker, self._queue, self._rest = broker, queue, list(queue)
+
+    def read(self, limit: int) -> list[DeadLetter]:
+        page, self._rest = self._rest[:limit], self._rest[limit:]
+        return page
+
+    def acknowledge(self, letters: Sequence[DeadLetter]) -> None:
+        if self._broker.fails:
+            raise BrokerUnavailable("The broker went away.", kept="-", next_step="-")
+        for letter in letters:
+            self._queue[:] = [one for one in self._queue if one is not letter]
+
+    def close(self) -> None: ...
+
+
+def letter(
+    broker_id: str, message_id: str | None, group: str = "billing", content: bytes = b"{}", queue: str = "shared"
+) -> DeadLetter:
+    return DeadLetter(
+        queue=queue, broker_id=broker_id, group=group, topic="orders", message_id=message_id, content=content, headers=b"{}",
+        invalid=None if message_id else "it has no id",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second"), [("m-1", "lost"), (None, None)])
+def test_another_message_under_the_id_of_a_stored_letter_is_stored_too(
+    world: World, first: str | None, second: str | None
+) -> None:
+    """A JMS property `message-id` stands in place of ActiveMQ's own id, and a program may copy it from message to message."""
+    queue = [letter("ID:x-1", first, content=b"first")]
+    broker: Any = SharedQueues(shared=queue)
+    broker.fails = True
+    with pytest.raises(BrokerUnavailable):
+        drain(world, brokers={"embedded": broker})
+    assert len(queue) == 1
+    broker.fails = False
+    queue.append(letter("ID:x-1", second, content=b"second"))
+    counts = drain(world, brokers={"embedded": broker})
+    assert (counts["known"], counts["stored"], queue) == (1, 1, [])
+    found = [(name, bytes(content)) for name, content in stored(world, "message_id, content")]
+    assert found == [(first, b"first"), (second, b"second")]
+
+
 class Trap(RedisStreams):
     """A broker whose reader fails on the letters of one group, in a way that nobody foresaw."""
 
@@ -513,7 +575,8 @@ class TestSuite:
         ("UPDATE dead_letter SET queue = 'another' WHERE message_id = 'm-0'", {"counted": 1}),
         ("UPDATE dead_letter SET content = 'cut' WHERE message_id = 'm-0'", {"contents_whole": 1}),
         ("DELETE FROM dead_letter_aside", {"contents_whole": 1}),
-        ("UPDATE dead_letter SET broker_id = (SELECT broker_id FROM dead_letter WHERE message_id = 'm-1') || '#2'"
+        ("UPDATE dead_letter SET broker_id = (SELECT broker_id FROM dead_letter WHERE message_id = 'm-1') || '#2',"
+         " message_id = 'm-1'"
          " WHERE message_id = 'm-0'", {"once": 1}),
         ("UPDATE dead_letter SET message_id = NULL WHERE message_id = 'm-0'", {"said_why": 1}),
     ])  # fmt: skip

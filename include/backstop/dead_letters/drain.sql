@@ -9,7 +9,7 @@ SELECT clock_timestamp(),
 SELECT pg_advisory_xact_lock(hashtextextended(%(broker)s || chr(10) || %(queue)s, 6));
 
 -- name: stored: letters that are stored already under these ids of the broker, and whether their page was acknowledged
-SELECT l.broker_id, l.topic, l.consumer_group, l.died_at, l.batch_id, b.acknowledged_at
+SELECT l.broker_id, l.topic, l.consumer_group, l.message_id, l.died_at, l.batch_id, b.acknowledged_at
 FROM dead_letter l JOIN drain_batch b USING (batch_id)
 WHERE l.broker = %(broker)s AND l.queue = %(queue)s AND l.broker_id = ANY (%(ids)s::text[]);
 

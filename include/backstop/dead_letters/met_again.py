@@ -21,6 +21,7 @@ class Stored:
     broker_id: str
     topic: str | None
     group: str | None
+    message_id: str | None
     died_at: datetime | None
     batch_id: int
     acknowledged_at: datetime | None
@@ -35,8 +36,8 @@ class Met(Enum):
 
 
 def met_again(letter: DeadLetter, stored: Stored, began: datetime, first_batch: int | None) -> Met:
-    """`stored`: the last one of the same id, topic and group. `began`: when this reader was opened. `first_batch`: the first
-    page that this reader's letters were stored in."""
+    """`stored`: the last one of the same broker id, topic, group and message id. `began`: when this reader was opened.
+    `first_batch`: the first page that this reader's letters were stored in."""
     if letter.died_at is not None and stored.died_at is not None:
         return Met.KNOWN if letter.died_at == stored.died_at else Met.NEW
     if first_batch is not None and stored.batch_id >= first_batch:

@@ -95,13 +95,17 @@ def _decide(
     """What is stored under which id, and what of the letters as they were given the broker may forget afterwards."""
     new: dict[str, DeadLetter] = {}
     taken: list[DeadLetter] = []
+    met_here = set[str]()
     for given, letter in zip(letters, ours, strict=True):
         name = letter.broker_id
         met = Met.NEW
-        # A queue that several groups share may have their copies under one id.
-        same = [one for one in stored.get(name, ()) if (one.topic, one.group) == (letter.topic, letter.group)]
+        # A broker's id is not always unique: a queue that several groups share has their copies under one id, and a program can
+        # set ActiveMQ's. What differs in topic, group or message id is another letter.
+        same = [one for one in stored.get(name, ()) if _names(one) == _names(letter) and one.broker_id not in met_here]
         if same and name not in new:
             met = met_again(letter, same[-1], place.began, first_batch)
+            if met is Met.KNOWN:
+                met_here.add(same[-1].broker_id)  # a reader hands out each entry once: the next one is another
         if met is Met.NEW:
             if name in stored or name in new:
                 name = _free(name, stored, new)
@@ -109,6 +113,10 @@ def _decide(
         if met is not Met.LEFT:
             taken.append(given)
     return list(new.items()), taken
+
+
+def _names(letter: DeadLetter | Stored) -> tuple[str | None, str | None, str | None]:
+    return letter.topic, letter.group, letter.message_id
 
 
 def _find(cursor: Any, place: Place, letters: Iterable[DeadLetter]) -> dict[str, list[Stored]]:
