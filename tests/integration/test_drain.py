@@ -497,6 +497,49 @@ def test_another_message_under_the_id_of_a_stored_letter_is_stored_too(
     assert found == [(first, b"first"), (second, b"second")]
 
 
+def test_the_number_of_a_second_letter_of_one_id_may_be_another_letters_own_id(world: World) -> None:
+    """All of them are stored once, also when the page of the second one was stored and not acknowledged."""
+    queue = [letter("ID:x-1#2", "odd")]
+    broker: Any = SharedQueues(shared=queue, other=[])
+    drain(world, brokers={"embedded": broker})
+    for number, fails in enumerate((True, False)):
+        if fails:
+            queue += [letter("ID:x-1", "m-1"), letter("ID:x-1", "m-1", "shipping")]
+            queue += [letter("ID:x-1", None), letter("ID:x-1", None)]
+        broker.queues["other"].append(letter(f"ID:y-{number}", f"o-{number}", queue="other"))
+        broker.fails = fails
+        if fails:
+            with pytest.raises(BrokerUnavailable, match="went away"):
+                drain(world, brokers={"embedded": broker})
+        else:
+            drain(world, brokers={"embedded": broker})
+    assert broker.queues == {"shared": [], "other": []}
+    assert stored(world, "queue, message_id, consumer_group", "1, 2, 3") == [
+        ("other", "o-0", "billing"), ("other", "o-1", "billing"), ("shared", "m-1", "billing"), ("shared", "m-1", "shipping"),
+        ("shared", "odd", "billing"), ("shared", None, "billing"), ("shared", None, "billing"),
+    ]  # fmt: skip
+
+
+def test_a_queue_that_cannot_be_stored_for_whatever_reason_stops_no_other(world: World) -> None:
+    """What was acknowledged of it is marked; the error is named by its kind, for its text may quote a letter."""
+    first = [letter("ID:1", "m-1", queue="first"), letter("ID:2", "m-2", queue="first")]
+    broker: Any = SharedQueues(first=first, second=[letter("ID:1", "m-3", queue="second")])
+    world.control("ALTER TABLE dead_letter ADD CONSTRAINT refused CHECK (message_id <> 'm-2')")
+    try:
+        named = r"embedded, first: Its dead letters cannot be stored: CheckViolation in .*\.py"
+        with pytest.raises(BrokerUnavailable, match=named) as failed:
+            drain(world, brokers={"embedded": broker}, bounds=Bounds(page=1))
+    finally:
+        world.control("ALTER TABLE dead_letter DROP CONSTRAINT refused")
+    assert "m-2" not in str(failed.value)
+    assert stored(world) == [("m-1",), ("m-3",)]
+    assert [one.message_id for one in first] == ["m-2"] and broker.queues["second"] == []
+    assert world.control("SELECT count(*) FROM drain_batch WHERE acknowledged_at IS NULL") == [(0,)]
+    assert world.control("SELECT queue FROM drain_mark ORDER BY 1") == [("second",)]
+    drain(world, brokers={"embedded": broker})
+    assert stored(world) == [("m-1",), ("m-3",), ("m-2",)]
+
+
 class Trap(RedisStreams):
     """A broker whose reader fails on the letters of one group, in a way that nobody foresaw."""
 

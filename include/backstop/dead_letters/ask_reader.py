@@ -30,9 +30,14 @@ def ask_reader(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _
     except ConfigurationError as error:  # of this broker alone
         raise BrokerUnavailable(error.what, kept=error.kept, next_step=error.next_step) from error
     except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
         raise Unreadable(
-            f"Its dead letters cannot be read: {type(error).__name__} in {Path(at.filename).name}, line {at.lineno}.",
+            f"Its dead letters cannot be read: {kind_and_place(error)}.",
             kept="They stay with their broker.",
             next_step="Check the queue's first messages with the broker's own tools, and report what they are.",
         ) from error
+
+
+def kind_and_place(error: Exception) -> str:
+    """What may be said of a failure whose text may quote a letter."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {Path(at.filename).name}, line {at.lineno}"

@@ -22,11 +22,11 @@ from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import LETTERS_IN_HAND, Broker, DeadLetter, DeadLetterReader
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.dead_letters.ask_reader import ask_reader
+from backstop.dead_letters.ask_reader import ask_reader, kind_and_place
 from backstop.dead_letters.quota import Queue, Quota, read_quota, tell_quota
 from backstop.dead_letters.storable import QUEUE_BYTES
 from backstop.dead_letters.store_page import Page, Place, store_page
-from backstop.errors import BrokerUnavailable, Unavailable
+from backstop.errors import BrokerUnavailable, RunError, Unavailable
 from backstop.named_sql import load
 from backstop.records import Counts
 from backstop.runs.run import Run, add_counts, hold
@@ -47,6 +47,8 @@ class Bounds:
 
 
 _BOUNDS = Bounds()
+_ENDS_THE_DRAIN = (RunError, psycopg2.OperationalError, psycopg2.InterfaceError)
+"""The run is not ours any more, or the control database went away: nothing can be stored in any queue."""
 _PASSED_OVER = LETTERS_IN_HAND // 2
 _PASSED_OVER_BYTES = 64 * 2**20
 """Dead letters that do not fit and are passed over in a queue, for those behind them of groups that have space; a reader holds
@@ -108,8 +110,12 @@ def drain_all(
                     continue
                 try:
                     _drain_queue(control, run, broker, name, queue, settings, bounds, quota, drained)
+                except _ENDS_THE_DRAIN:
+                    raise
                 except Unavailable as error:
                     drained.missed[subject] = error.what
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is of this queue alone
+                    drained.missed[subject] = f"Its dead letters cannot be stored: {kind_and_place(error)}."
     if not run.dry_run:
         drained.counts += tell_quota(control, run, settings, quota)
         add_counts(control, run, drained.counts)
@@ -181,7 +187,9 @@ def _drain_queue(
             # A letter that could not be stored, or not be told from a stored one, is still there: the queue is not drained.
             whole = at_the_end and not left and not beyond and len(drained.missed) == missed
             _finish(control, run, place, reading.forgotten(), whole)
-        except Unavailable:
+        except _ENDS_THE_DRAIN:
+            raise
+        except Exception:
             wait([future for _, future in reading.under_way])
             # What the broker has forgotten, it has: only what follows is missed.
             _finish(control, run, place, reading.forgotten(), False)
@@ -243,7 +251,8 @@ def _store(
         return
     try:
         yield store_page(control, run, place, letters, forgotten, first_batch, look)
-    except (psycopg2.DataError, pg.ProgramLimitExceeded) as error:
+    except (psycopg2.DataError, pg.ProgramLimitExceeded, pg.UniqueViolation) as error:
+        # The key: the number that a second letter of one id gets may be another letter's own id; a letter alone finds that.
         if len(letters) == 1:
             name = f"broker {place.broker}, {place.queue}, {letters[0].broker_id}"
             drained.missed[name] = f"it cannot be stored and stays there: {str(error).splitlines()[0]}"
@@ -251,8 +260,10 @@ def _store(
             _finish(control, run, place, forgotten, False)
             return
         half = len(letters) // 2
-        yield from _store(control, run, place, letters[:half], forgotten, first_batch, look, drained)
-        yield from _store(control, run, place, letters[half:], (), first_batch, look, drained)
+        for some, done in ((letters[:half], forgotten), (letters[half:], ())):
+            for page in _store(control, run, place, some, done, first_batch, look, drained):
+                first_batch, look = first_batch or page.batch_id, page.looked
+                yield page
 
 
 def _finish(control: Any, run: Run, place: Place, forgotten: Sequence[int], at_the_end: bool) -> None:
