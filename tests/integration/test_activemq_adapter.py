@@ -70,12 +70,13 @@ class Inbox(stomp.ConnectionListener):
 
 
 class Cutter:
-    """Passes everything on until a client's COMMIT: that still goes through, its answer does not."""
+    """Passes everything on until it is cut; with `at_commit` until a client's COMMIT, whose answer does not go through."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, *, at_commit: bool = True) -> None:
         self._listener = socket.create_server((LOOPBACK, 0))
         self.port = self._listener.getsockname()[1]
-        self._target = target
+        self._target, self._at_commit = target, at_commit
+        self._sides: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -85,8 +86,9 @@ class Cutter:
             except OSError:
                 return  # closed
             server = socket.create_connection((LOOPBACK, self._target))
+            self._sides += [client, server]
             committed = threading.Event()
-            threading.Thread(target=self._pass, args=(client, server, committed, True), daemon=True).start()
+            threading.Thread(target=self._pass, args=(client, server, committed, self._at_commit), daemon=True).start()
             threading.Thread(target=self._pass, args=(server, client, committed, False), daemon=True).start()
 
     @staticmethod
@@ -104,6 +106,13 @@ class Cutter:
             with suppress(OSError):
                 side.shutdown(socket.SHUT_RDWR)  # a close alone waits for the other thread's recv
             side.close()
+
+    def cut(self) -> None:
+        """Ends the connections that there are."""
+        sides, self._sides = self._sides, []
+        for side in sides:
+            with suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._listener.close()
@@ -331,6 +340,36 @@ def test_more_letters_than_a_browser_shows_are_never_taken_for_all_and_the_drain
         assert left == frames[1300:], "as many were shown as are left, and they were others"
         reader.acknowledge(found[1300:])
     assert list(world.broker.dead_letters(GROUP)) == []
+
+
+def test_what_was_handed_out_over_a_lost_connection_cannot_be_acknowledged(world: World, server: Server) -> None:
+    """The broker has it still and hands it out again: a page of it that counted as acknowledged would be stored twice."""
+    queue = f"DLQ.{world.queue}"
+    into = f"DLQ.{world.queue.removesuffix(TOPIC)}{{topic}}"
+    with ActiveMQ(world.server.url(), send_to=f"/queue/{into}", receive_from=into) as broker:
+        broker.create_topic(TOPIC)
+        broker.publish(messages("a", "b", "c"))
+    cutter = Cutter(server.stomp_port, at_commit=False)
+    with ActiveMQ(server.url(port=cutter.port)) as broker, broker.open_dead_letters(queue) as reader:
+        page = reader.read(1)
+        cutter.cut()
+        with pytest.raises(BrokerUnavailable, match=r"closed the connection|reset"):
+            while reader.read(1):
+                pass
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable, match="is delivered again"):
+                reader.acknowledge(page)
+            again = reader.read(3)
+            assert [one.message_id for one in again] == ["a", "b", "c"]
+            cutter.cut()
+            with pytest.raises(BrokerUnavailable):
+                reader.acknowledge(again)
+            page = again
+        again = reader.read(3)
+        reader.acknowledge(again)
+        reader.acknowledge(again)
+        until("an empty queue", lambda: world.depth(queue) == 0)
+    cutter.close()
 
 
 def test_what_waits_in_the_brokers_scheduler_is_never_taken_for_passed(world: World, server: Server) -> None:

@@ -32,6 +32,8 @@ class ActiveMQLetters:
         self._arrived: deque[Frame] = deque()
         # By the letter itself: a message of two groups lies under one broker id twice in a queue that they share.
         self._acks: dict[int, tuple[DeadLetter, str]] = {}
+        self._lost: dict[int, DeadLetter] = {}
+        """Handed out over a connection that ended before they were acknowledged: the broker has them still, perhaps."""
         self._left = 0
 
     def __enter__(self) -> Self:
@@ -82,12 +84,13 @@ class ActiveMQLetters:
         return []
 
     def acknowledge(self, letters: Sequence[DeadLetter]) -> None:
+        if any(id(one) in self._lost for one in letters):
+            raise unavailable("acknowledging dead letters", "the connection ended; what was not acknowledged is delivered again")
         acks = [self._acks[id(one)][1] for one in letters if id(one) in self._acks]
         if not acks:
             return
         session = self._session
-        if session is None:
-            raise unavailable("acknowledging dead letters", "the connection ended; they are delivered again")
+        assert session is not None  # what it handed out is lost with it
         number = session.number()
         frames = [encode("BEGIN", {"transaction": number})]
         frames += [encode("ACK", {"id": ack, "transaction": number}) for ack in acks]
@@ -101,6 +104,7 @@ class ActiveMQLetters:
             self._acks.pop(id(one), None)
 
     def close(self) -> None:
+        """What is not acknowledged comes again, to another reader."""
         self._forget()
 
     def _connected(self) -> Session | None:
@@ -136,6 +140,7 @@ class ActiveMQLetters:
     def _forget(self) -> None:
         session, self._session = self._session, None
         self._arrived.clear()
+        self._lost |= {key: letter for key, (letter, _) in self._acks.items()}
         self._acks, self._left = {}, 0
         if session is not None:
             session.close()
