@@ -111,6 +111,27 @@ def test_without_a_server_that_was_seen_before_nothing_is_judged_and_nothing_dra
     drain(world)
 
 
+def test_servers_that_a_broker_of_another_kind_had_under_the_same_name_are_not_waited_for(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker was a RocketMQ cluster, whose masters were seen, and is Redis Streams now, without an option `removed`."""
+    embedded = world.settings.brokers["embedded"]
+    was = world.settings.model_copy(update={"brokers": {"embedded": embedded.model_copy(update={"kind": "rocketmq"})}})
+    with monkeypatch.context() as before:
+        before.setattr(RedisStreams, "servers", lambda self, topic: frozenset({"broker-a"}))
+        conn = world.control()
+        run = open_run(conn, "reconcile", "*", world.settings)
+        with closing(conn), Sources(world.settings, world.connections) as sources:
+            sources.broker("embedded")  # opened as what it is
+            sources.settings = was
+            with conn, conn.cursor() as cursor:
+                record_looks(cursor, run, look_at_groups(sources, cursor, run.as_of, ["orders"]))
+            close_run(conn, run, "done", {})
+    assert world.rows("control", "SELECT kind, server FROM broker_server") == [("rocketmq", "broker-a")]
+    assert judged(world) == {0: LOST, 1: LOST, None: UNSENT}
+    drain(world)
+
+
 def test_a_server_is_remembered_also_when_the_look_was_refused_and_by_the_watch(
     world: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:

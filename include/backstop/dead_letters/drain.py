@@ -132,7 +132,7 @@ def _require_servers(
         if its.broker == name and (topics is None or topic in topics):
             servers = ask_reader(broker.servers, topic)
             with control, control.cursor() as cursor:
-                require_servers(cursor, name, topic, servers)
+                require_servers(cursor, name, settings.brokers[name].kind, topic, servers)
 
 
 def groups_of(settings: Settings, broker: str, topics: Sequence[str] | None) -> list[str]:

@@ -97,8 +97,8 @@ class Looks:
     queues: dict[str, dict[int, QueueLook]] = field(default_factory=dict)
     gone: dict[str, dict[int, QueueLook]] = field(default_factory=dict)
     """By topic: queues of earlier looks that the broker does not name any more, as a life that a person must accept."""
-    servers: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
-    """(broker, topic) -> the servers that this look found, to be remembered."""
+    servers: dict[tuple[str, str, str], frozenset[str]] = field(default_factory=dict)
+    """(broker, its kind, topic) -> the servers that this look found, to be remembered."""
     groups: dict[tuple[str, str], GroupLook] = field(default_factory=dict)
     shards: dict[str, tuple[bool, bool]] = field(default_factory=dict)
     """shard -> (clock is good, attempts were read)"""

@@ -67,11 +67,11 @@ SELECT topic, broker FROM drained_broker WHERE topic = ANY (%(topics)s::text[]);
 DELETE FROM drained_broker d USING unnest(%(topics)s::text[], %(brokers)s::text[]) AS t (topic, broker)
 WHERE d.topic = t.topic AND d.broker = t.broker;
 
--- name: servers_seen: the servers of a broker that runs have seen for a topic
-SELECT server FROM broker_server WHERE broker = %(broker)s AND topic = %(topic)s;
+-- name: servers_seen: the servers of a broker, as long as it is of this kind, that runs have seen for a topic
+SELECT server FROM broker_server WHERE broker = %(broker)s AND kind = %(kind)s AND topic = %(topic)s;
 
 -- name: record_servers: ... and those of this look
-INSERT INTO broker_server (broker, topic, server) SELECT %(broker)s, %(topic)s, unnest(%(servers)s::text[])
+INSERT INTO broker_server (broker, kind, topic, server) SELECT %(broker)s, %(kind)s, %(topic)s, unnest(%(servers)s::text[])
 ON CONFLICT DO NOTHING;
 
 -- name: control_clock: the one clock that as_of is read from

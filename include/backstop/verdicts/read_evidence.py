@@ -102,8 +102,9 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
     """Progress, queues, retry depth, in this order; what a broker does not say of one group is noted as that group's."""
     settings = sources.settings.topics[topic]
     broker = sources.broker(name)
-    looks.servers[name, topic] = broker.servers(topic)
-    require_servers(cursor, name, topic, looks.servers[name, topic])
+    kind = sources.settings.brokers[name].kind
+    looks.servers[name, kind, topic] = broker.servers(topic)
+    require_servers(cursor, name, kind, topic, looks.servers[name, kind, topic])
     live: dict[str, dict[int, GroupPosition]] = {}
     retry: dict[str, Retries] = {}
     unread: dict[str, Unavailable] = {}

@@ -15,9 +15,12 @@ from backstop.named_sql import load
 _SQL = load("backstop.verdicts", "queries.sql")
 
 
-def require_servers(cursor: Any, broker: str, topic: str, servers: Collection[str]) -> None:
-    """BrokerUnavailable when one that was seen for the topic before is not among `servers`."""
-    cursor.execute(_SQL["servers_seen"], {"broker": broker, "topic": topic})
+def require_servers(cursor: Any, broker: str, kind: str, topic: str, servers: Collection[str]) -> None:
+    """BrokerUnavailable when one that was seen for the topic before is not among `servers`.
+
+    `kind`: the broker's, as the settings name it now. What was seen under the same name of another kind is another broker's.
+    """
+    cursor.execute(_SQL["servers_seen"], {"broker": broker, "kind": kind, "topic": topic})
     missing = sorted({server for (server,) in cursor.fetchall()} - set(servers))
     if missing:
         raise BrokerUnavailable(
@@ -27,8 +30,10 @@ def require_servers(cursor: Any, broker: str, topic: str, servers: Collection[st
         )
 
 
-def record_servers(cursor: Any, seen: Mapping[tuple[str, str], Collection[str]]) -> None:
-    """Remembers those of a look; `seen`: by broker and topic."""
-    for (broker, topic), servers in sorted(seen.items()):
+def record_servers(cursor: Any, seen: Mapping[tuple[str, str, str], Collection[str]]) -> None:
+    """Remembers those of a look; `seen`: by broker, its kind, and topic."""
+    for (broker, kind, topic), servers in sorted(seen.items()):
         if servers:
-            cursor.execute(_SQL["record_servers"], {"broker": broker, "topic": topic, "servers": sorted(servers)})
+            cursor.execute(_SQL["record_servers"], {
+                "broker": broker, "kind": kind, "topic": topic, "servers": sorted(servers),
+            })  # fmt: skip
