@@ -18,6 +18,7 @@ import pytest
 from backstop import duties
 from backstop.audit.run_once import AuditInput
 from backstop.config.connections import Connections
+from backstop.config.settings import Settings
 from backstop.dead_letters.replay_incident import IncidentInput, Wanted
 from backstop.dead_letters.run_once import TriageInput
 from backstop.errors import StoreUnavailable, Unavailable
@@ -42,7 +43,7 @@ from backstop.verdicts.evaluate import Engine
 from backstop.verdicts.judge import Judge
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from system import System, build_template, system
+from system import System, build_template, settings_dict, system
 
 GROUPS = {
     "billing": {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged", "leases": {"redis": "leases"}},
@@ -103,11 +104,14 @@ def world(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
         yield made
 
 
+LOST = ("lost", "lost-shop_a", "lost-shop_b")
+
+
 def judge_by_key(work: Work[Any]) -> None:
     """As Spark stages it."""
     topics = ("orders", "payments")
     with Judge(work.settings, work.connections, work.control) as judge:
-        seen = judge.judgement([Key(topic, "lost") for topic in topics])
+        seen = judge.judgement([Key(topic, name) for topic in topics for name in LOST])
     kept = Engine().query(load("backstop.reconcile", "staged.sql")["kept"], {"judged": seen.judged_table})
     with closing(connect_staging(work.connections.url("control"))) as staging, staging, staging.cursor() as cursor:
         open_incoming(cursor, "staged_verdict")
@@ -221,3 +225,59 @@ def test_the_run_ends_as_what_it_was_and_the_next_one_completes(
         database, query, rows = EFFECT[name]
         assert world.rows(database, query) == rows
     assert world.rows("control", "SELECT * FROM duty_lease") == []
+
+
+def without(world: System, *services: str) -> None:
+    """Nobody knows the address of these services."""
+    world.connections = Connections(resolver={name: url for name, url in world.urls.items() if name not in services}.get)
+
+
+OTHER = {"kind": "redis_streams", "connection": "other_broker"}
+
+
+def two_brokers(**options: Any) -> Settings:
+    """Topic payments has a broker of its own."""
+    topics = {"orders": "embedded", "payments": "other"}
+    return Settings.model_validate(settings_dict(
+        groups=GROUPS, brokers={"other": {**OTHER, "options": options}, **settings_dict()["brokers"]},
+        topics={name: {"broker": broker, "groups": ["billing", "shipping"], "mode": "repair"} for name, broker in topics.items()},
+    ))  # fmt: skip
+
+
+@pytest.fixture
+def pair(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
+    """A message of each shard is lost, and each store has a lease that ended and something that is over."""
+    with system(*servers, groups=GROUPS) as made:
+        made.urls |= {"leases": servers[1].url(1), "other_broker": servers[1].url(2)}
+        made.settings = two_brokers()
+        for shard in ("shop_a", "shop_b"):
+            made.sent(f"lost-{shard}", shard=shard)
+            made.stub(f"old-{shard}", shard=shard, status="confirmed", age=timedelta(days=2),
+                      updated_at=datetime.now(UTC) - timedelta(days=2))  # fmt: skip
+        for group in ("billing", "shipping"):
+            made.pass_over(group)
+            expired, old = datetime.now(UTC) - timedelta(minutes=1), datetime.now(UTC) - timedelta(days=3)
+            made.log(Key("orders", "leased"), group, "CONSUMING", lease_expires_at=expired, owner_token=str(uuid.uuid4()))
+            made.log(Key("orders", "old"), group, first_received_at=old, updated_at=old, consumed_at=old)
+        yield made
+
+
+@pytest.mark.parametrize("how", ["unknown connection", "wrong option"])
+def test_requests_for_a_broker_that_cannot_be_opened_hold_back_no_others(pair: System, how: str) -> None:
+    key = pair.stub("lost-payment", "payments", broker="other", send_count=0)
+    # Those for the other broker are older: they are claimed first.
+    pair.rows("control", """
+        INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, not_before) VALUES
+            ('shop_a', %s, %s, 1, 'unsent', 'reconcile', now() - interval '1 hour'),
+            ('shop_a', 'orders', 'lost-shop_a', 2, 'passed_over', 'reconcile', now() - interval '1 minute')
+        """, *key)  # fmt: skip
+    if how == "unknown connection":
+        without(pair, "other_broker")
+    else:
+        pair.settings = two_brokers(visibility="soon")
+    with pytest.raises(Unavailable, match=r"broker other"):
+        walk("resend", pair)
+    requests = "SELECT message_id, state, claim_token IS NULL FROM resend_request ORDER BY topic"
+    assert pair.rows("control", requests) == [("lost-shop_a", "sent", True), ("lost-payment", "open", True)]
+    assert pair.rows("shop_a", "SELECT send_count FROM message_stub WHERE message_id = 'lost-payment'") == [(0,)]
+    assert [state for state, _ in runs(pair)] == ["incomplete"]

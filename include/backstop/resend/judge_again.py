@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from backstop.errors import Unavailable
 from backstop.resend.claim import Lot, Request, Worker
 from backstop.resend.policy import Decision, NotNeeded, Postpone, decide, is_by_incident, is_by_person
 from backstop.resend.request import duplicates_of, sends_to_one_group
@@ -21,7 +22,11 @@ def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[
     judgement = worker.judge.judgement([request.key for request in requests])
     told, shards_of, replay_from = judgement.told, judgement.shards_of, judgement.replay_from
     duplicates, policy = duplicates_of(worker.settings, lot.topic), worker.policy(lot.topic)
-    own_retry_topic = sends_to_one_group(worker.judge.sources, lot.topic)
+    try:
+        own_retry_topic = sends_to_one_group(worker.judge.sources, lot.topic)
+    except Unavailable as error:
+        judgement.unreachable.setdefault(f"broker {worker.broker_name(lot.topic)}", error.what)
+        own_retry_topic = False
     later, too_old = judgement.as_of + policy.recheck, judgement.as_of - policy.replay_horizon
     lowest: dict[tuple[str, str], int] = {}
     for request in requests:

@@ -233,7 +233,13 @@ def work(worker: Worker, cut: datetime, *, limit: int | None = None, first: int 
                     break
                 counts.add("claimed", len(claimed.requests))
                 left = None if left is None else left - len(claimed.requests)
-                if not send_claimed(worker, claimed, counts):
+                try:
+                    reachable = send_claimed(worker, claimed, counts)
+                except Unavailable as error:
+                    # Its requests stay claimed until the claim runs out; the other lots need nothing of it.
+                    worker.miss(f"topic {lot.topic} in shard {lot.shard}", error.what)
+                    reachable = False
+                if not reachable:
                     given_up.add(lot)
                     break
             if left is not None and left <= 0:
