@@ -12,8 +12,8 @@ What each task does, and what to do when it is red:
   the control database is down (restart it).
 - **revisit** ends attempts that nobody settled in time, judges the messages of open cases again, and
   confirms exhausted stubs whose work is done by now; also when nothing is due, and then the rest is
-  skipped. Red: a database is down, or the log says what happened; clear it, or let the next run do
-  it.
+  skipped. Red: the log says what happened; the run goes on without it, and the next run does it. A
+  shard that cannot be read leaves it green, and **close_run** names it.
 - **judge** reads, judges and stages; it promotes nothing. Red: the last lines of the log say what
   happened, what is unaffected and what to do; clear it to judge again.
 - **audit_judged** checks the staged stubs, logs and verdicts. Red: the buttons Data Docs show the
@@ -42,7 +42,9 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-from backstop.airflow.duty_dag import check, close_run, duty_dag, instant, one_of_all, switch, tear_down, with_links
+from airflow.sdk import TriggerRule
+
+from backstop.airflow.duty_dag import HANDED, check, close_run, duty_dag, instant, one_of_all, switch, tear_down, with_links
 from backstop.airflow.links import DataDocsLink
 from backstop.airflow.reconcile import JUDGED, audit_judged, open_run, promote, revisit
 from backstop.airflow.schedule import every
@@ -66,7 +68,11 @@ from backstop.airflow.wake import wake_after_failure
 )
 def reconcile() -> None:
     opened = open_run()
-    judged = SparkDutyOperator(task_id="judge", duty="reconcile", opened=opened, execution_timeout=timedelta(hours=1))
+    judged = SparkDutyOperator(
+        # Judging needs nothing of `revisit`. Without an opened run it is skipped or fails as that did: Airflow sees to it.
+        task_id="judge", duty="reconcile", opened=HANDED, trigger_rule=TriggerRule.ALL_DONE,
+        execution_timeout=timedelta(hours=1),
+    )  # fmt: skip
     staged = with_links(audit_judged(suites=list(JUDGED), opened=opened), *map(DataDocsLink, JUDGED))
     promoted = with_links(promote(opened=opened))
     requests = check("audit_requests", "requests", opened, "What the promotion wrote.")

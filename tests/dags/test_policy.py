@@ -262,6 +262,7 @@ def test_nothing_is_promoted_before_its_audits_and_only_requests_wake_resend(bag
     tasks = bag["dags"]["reconcile"]["tasks"]
     assert set(tasks["open_run"]["downstream"]) == tasks.keys() - {"open_run", "wake"}, "each is told which run it is"
     assert tasks["revisit"]["downstream"] == ["judge"]
+    assert tasks["judge"]["rule"] == "all_done", "judging needs nothing of it"
     assert tasks["judge"]["downstream"] == ["audit_judged"]
     assert tasks["audit_judged"]["downstream"] == ["promote"]
     assert tasks["promote"]["downstream"] == ["audit_requests", "wake"]

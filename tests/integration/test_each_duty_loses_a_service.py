@@ -262,6 +262,30 @@ def pair(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
         yield made
 
 
+@pytest.mark.parametrize("service", ["shop_a", "shop_b"])
+def test_exhausted_stubs_that_cannot_be_read_stop_no_repair_of_the_others(pair: System, service: str) -> None:
+    """PostgreSQL refuses a damaged page of the table."""
+    for shard in ("shop_a", "shop_b"):
+        pair.sent(f"exhausted-{shard}", shard=shard, status="exhausted")
+    for group in ("billing", "shipping"):
+        pair.pass_over(group)
+    pair.rows(service, """
+        ALTER TABLE message_stub RENAME TO whole;
+        CREATE FUNCTION damaged(status text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+            IF status = 'exhausted' THEN RAISE 'invalid page in block 7' USING ERRCODE = 'XX001'; END IF;
+            RETURN true;
+        END $$;
+        CREATE VIEW message_stub AS SELECT * FROM whole WHERE damaged(status);
+        """)  # fmt: skip
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=f"{service}.*invalid page in block 7"):
+            walk("reconcile", pair)
+    other = "shop_b" if service == "shop_a" else "shop_a"
+    assert (f"lost-{other}",) in pair.rows("control", "SELECT message_id FROM resend_request")
+    assert [state for state, _ in runs(pair)] == ["incomplete", "incomplete"]
+    assert pair.rows("control", "SELECT DISTINCT message_id FROM case_member") == [(f"exhausted-{other}",)]
+
+
 @pytest.mark.parametrize("how", ["unknown connection", "wrong option"])
 def test_requests_for_a_broker_that_cannot_be_opened_hold_back_no_others(pair: System, how: str) -> None:
     key = pair.stub("lost-payment", "payments", broker="other", send_count=0)

@@ -8,6 +8,7 @@ DAG file, and its `durable` mode turns a cleared task green without running it a
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -72,6 +73,8 @@ class SparkDutyOperator(BaseOperator):
     def execute(self, context: Any) -> None:
         """Submit and wait; the job's own exit code decides. Raises ConfigurationError when the master is not
         as meant, AirflowSkipException when nothing is due."""
+        if isinstance(self.opened, str):  # HANDED
+            self.opened = json.loads(self.opened)
         if self.opened["due"] is None:
             from airflow.sdk.exceptions import AirflowSkipException
 

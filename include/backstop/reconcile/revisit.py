@@ -16,16 +16,16 @@ from backstop.cases.close import close_satisfied
 from backstop.cases.open import Member
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
+from backstop.errors import StoreFailed, StoreUnavailable, Unavailable
 from backstop.named_sql import load
 from backstop.reconcile.open_cases import CaseKey, open_cases
 from backstop.records import Counts, Key, StubStatus, Verdict
-from backstop.runs.run import Run, hold
+from backstop.runs.run import Run, add_counts, hold
 from backstop.runs.scope import topics_of
 from backstop.stores.open import open_stub_audit
 from backstop.stores.protocol import StubOutcome
 from backstop.verdicts.judge import Judge, Judgement, Promise
-from backstop.verdicts.sources import Sources
+from backstop.verdicts.sources import Sources, guarded
 
 _SQL = load("backstop.reconcile", "queries.sql")
 _FORGET_DRAINED = load("backstop.verdicts", "queries.sql")["forget_drained"]
@@ -34,8 +34,12 @@ _PAGE = 5_000
 
 
 def revisit_cases(settings: Settings, connections: Connections, control: Any, run: Run) -> Counts:
-    """For the run's topics; returns how many messages were read again, stubs confirmed, cases opened and closed."""
-    counts = Counts()
+    """For the run's topics; returns how many messages were read again, stubs confirmed, cases opened and closed.
+
+    The counts are added to the run's. Raises StoreUnavailable, after all else was done, for the shards whose exhausted stubs
+    could not be read.
+    """
+    counts, missed = Counts(), dict[str, str]()
     with control, control.cursor() as cursor:
         hold(cursor, run)
         cursor.execute(_SQL["members_of_open_cases"], {"topics": topics_of(run.scope)})
@@ -47,7 +51,7 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
         begun = {Key(*row) for row in cursor.fetchall()}
         members += sorted(begun.difference(members))
     with Judge(settings, connections, control) as judge:
-        keys = chain(members, _without_open_case(settings, connections, control, run, judge.sources))
+        keys = chain(members, _without_open_case(settings, connections, control, run, missed))
         while batch := list(islice(keys, _BATCH)):
             seen = judge.judgement(batch)
             counts.add("revisited", len(seen.stubs))
@@ -61,30 +65,44 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
                 counts += _ask_people(cursor, run, seen)
                 _settle_withdrawals(cursor, [stub for key, stub in seen.stubs.items() if key in begun])
                 counts.add("cases_closed", close_satisfied(cursor, run.run_id, done))
+    add_counts(control, run, counts)
+    if missed:
+        raise StoreUnavailable(
+            f"Exhausted stubs could not be read: {'; '.join(f'{shard}: {why}' for shard, why in missed.items())}",
+            kept="Everything else was judged; these stubs stay exhausted, and their cases stay open.",
+            next_step="Fix the databases listed above; the next run reads their exhausted stubs.",
+        )
     return counts
 
 
 def _without_open_case(
-    settings: Settings, connections: Connections, control: Any, run: Run, sources: Sources
+    settings: Settings, connections: Connections, control: Any, run: Run, missed: dict[str, str]
 ) -> Iterator[Key]:
     """Exhausted stubs of which no delivery is before a person, or was left by one."""
     topics = set(settings.topics).intersection(topics_of(run.scope) or settings.topics)
     for shard in settings.producers:
-        with closing(open_stub_audit(settings, connections, shard)) as stubs:
-            page = [Key("", "")]
+        for page in _exhausted(settings, connections, shard, missed):
+            mine = [key for key in page if key.topic in topics]
+            # The case is committed before its stub is exhausted: the stubs are read before the cases.
+            with control, control.cursor() as cursor:
+                hold(cursor, run)
+                cursor.execute(_SQL["without_open_case"], _columns(mine))
+                found = [Key(*row) for row in cursor.fetchall()]
+            yield from found
+
+
+def _exhausted(
+    settings: Settings, connections: Connections, shard: str, missed: dict[str, str]
+) -> Iterator[list[Key]]:
+    """The exhausted stubs of one shard, page by page. Whatever fails ends the pages of this shard alone, and is noted."""
+    try:
+        with guarded(f"shard {shard}", StoreFailed), closing(open_stub_audit(settings, connections, shard)) as stubs:
+            page = stubs.exhausted(Key("", ""), _PAGE)
             while page:
-                try:
-                    page = stubs.exhausted(page[-1], _PAGE)
-                except Unavailable as error:
-                    sources.missed(f"shard {shard}", error)
-                    break
-                mine = [key for key in page if key.topic in topics]
-                # The case is committed before its stub is exhausted: the stubs are read before the cases.
-                with control, control.cursor() as cursor:
-                    hold(cursor, run)
-                    cursor.execute(_SQL["without_open_case"], _columns(mine))
-                    found = [Key(*row) for row in cursor.fetchall()]
-                yield from found
+                yield page
+                page = stubs.exhausted(page[-1], _PAGE)
+    except Unavailable as error:
+        missed[f"shard {shard}"] = error.what
 
 
 def _confirm(sources: Sources, seen: Judgement) -> Counts:

@@ -83,7 +83,10 @@ RECONCILE = Duty(
     steps=(
         Step("recover", recover, in_dry_run=False, when_idle=True),
         # Confirms exhausted stubs whose work is done by now, and closes their cases.
-        Step("revisit", lambda work: revisit_cases(*work.parts), in_dry_run=False, when_idle=True),
+        Step(
+            "revisit", lambda work: revisit_cases(*work.parts), goes_on="always", in_dry_run=False, when_idle=True,
+            counts_itself=True,
+        ),
         Step("judge", judge),
         Check("stubs_at_the_door", in_dry_run=True),
         Check("logs_at_the_door", in_dry_run=True),
