@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -260,6 +260,35 @@ def pair(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
             made.log(Key("orders", "leased"), group, "CONSUMING", lease_expires_at=expired, owner_token=str(uuid.uuid4()))
             made.log(Key("orders", "old"), group, first_received_at=old, updated_at=old, consumed_at=old)
         yield made
+
+
+NEEDS = {
+    "shop_a": {"reconcile", "retention", "audit"}, "billing_db": {"reconcile", "sweep", "retention", "audit"},
+    "other_broker": {"reconcile"},
+}  # fmt: skip
+"""By service: the duties that have something to do with it here."""
+
+
+@pytest.mark.parametrize("service", NEEDS)
+def test_a_connection_that_nobody_knows_stops_only_what_needs_it(pair: System, service: str) -> None:
+    pair.stub("lost", "payments", broker="other", shard="shop_b")
+    without(pair, service)
+    for name in ("reconcile", "sweep", "retention", "audit"):
+        with pytest.raises(Unavailable, match=service) if name in NEEDS[service] else nullcontext():
+            walk(name, pair)
+    assert len(runs(pair)) == 4 and {state for state, _ in runs(pair)} <= {"done", "incomplete"}
+
+    good = [shard for shard in ("shop_a", "shop_b") if shard != service]
+    asked = pair.rows("control", "SELECT message_id, groups FROM resend_request WHERE topic = 'orders' ORDER BY 1")
+    groups = ["shipping"] if service == "billing_db" else None
+    assert [(message_id, to if groups else groups) for message_id, to in asked] == [(f"lost-{shard}", groups) for shard in good]
+    for shard in good:
+        assert pair.rows(shard, "SELECT message_id FROM message_stub WHERE topic = 'orders'") == [(f"lost-{shard}",)]
+    states = dict(pair.rows("shipping_db", "SELECT message_id, state FROM consumer_log"))
+    # Of a message whose stub may be in a shard that cannot be read nothing is purged.
+    assert states == {"leased": "EXPIRED"} | ({"old": "CONSUMED"} if service == "shop_a" else {})
+    read = pair.rows("control", "SELECT place FROM audit_look WHERE complete")
+    assert {f"shard {shard}" for shard in good} | {"store shipping_db", "group shipping"} <= {place for place, in read}
 
 
 @pytest.mark.parametrize("service", ["shop_a", "shop_b"])

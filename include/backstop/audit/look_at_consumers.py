@@ -17,7 +17,7 @@ from backstop.audit.record import KEPT, Breach, Look
 from backstop.config.connections import Connections
 from backstop.config.constraints import longest_way_back
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
+from backstop.errors import StoreFailed, Unavailable
 from backstop.named_sql import load
 from backstop.records import Key, LogState
 from backstop.stores.audit import StubAudit
@@ -27,7 +27,7 @@ from backstop.verdicts.evaluate import Engine, table
 from backstop.verdicts.frames import instant
 from backstop.verdicts.owed_since import read_owed_since
 from backstop.verdicts.read_logs import read_logs
-from backstop.verdicts.sources import Sources
+from backstop.verdicts.sources import Sources, guarded, open_guarded
 from backstop.verdicts.start_offsets import read_start_offsets
 
 _SQL = load("backstop.audit", "queries.sql")
@@ -55,7 +55,7 @@ def _confirmed(settings: Settings, connections: Connections, control: Any, day: 
             for shard in settings.producers:
                 look = Look("confirmed_stub_has_logs", f"shard {shard}")
                 try:
-                    with closing(open_stub_audit(settings, connections, shard)) as stubs:
+                    with closing(open_guarded(look.place, open_stub_audit, settings, connections, shard)) as stubs:
                         for topic in settings.topics:
                             cut = 0
                             for page in _sample(stubs, topic, day):
@@ -144,7 +144,7 @@ def _leases(settings: Settings, connections: Connections, store: str) -> Look:
     if not groups:
         return look
     try:
-        with open_leases(settings, connections, store) as leases:
+        with guarded(look.place, StoreFailed), open_leases(settings, connections, store) as leases:
             ended = leases.count(groups, KEPT, patience(settings).total_seconds())
     except Unavailable as error:
         look.missed = error.what

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from backstop.audit.day import Day, patience
@@ -16,8 +17,8 @@ from backstop.errors import Unavailable
 from backstop.named_sql import load
 from backstop.records import Key
 from backstop.stores.audit import StubAudit
-from backstop.stores.open import open_stub_audit, open_stub_store
-from backstop.stores.protocol import StubStore
+from backstop.stores.open import open_stub_audit
+from backstop.verdicts.sources import Sources, open_guarded
 
 _SQL = load("backstop.audit", "queries.sql")
 PAGE = 5_000
@@ -28,18 +29,32 @@ def look_at_producers(settings: Settings, connections: Connections, control: Any
     looks: list[Look] = []
     overdue = {topic: _overdue_since(settings, topic, day) for topic in settings.topics}
     for shard in settings.producers:
-        with closing(open_stub_audit(settings, connections, shard)) as stubs:
-            asked: dict[str, Callable[[], Look]] = {
-                "numbers_within_count": lambda: _numbers(stubs, day),
-                "sends_end": lambda: _named(stubs.never_ended(day.patient_since, KEPT + 1)),
-                "stubs_are_looked_at": lambda: _named(stubs.never_looked_at(day.patient_since, KEPT + 1)),
-                "exhausted_stub_has_case": lambda: _without_case(control, lambda after: stubs.exhausted(after, PAGE)),
-                INVARIANT: lambda: _not_erased(stubs, control),
-                "overdue_stub_has_case": lambda: _without_case(control, lambda after: stubs.overdue(overdue, after, PAGE)),
-            }  # fmt: skip
-            looks += [_answered(invariant, f"shard {shard}", ask) for invariant, ask in asked.items()]
+        place = f"shard {shard}"
+        try:
+            stubs = open_guarded(place, open_stub_audit, settings, connections, shard)
+        except Unavailable as error:
+            looks += [Look(invariant, place, missed=error.what) for invariant in _ASKED]
+            continue
+        with closing(stubs):
+            looks += [
+                _answered(invariant, place, partial(ask, stubs, control, day, overdue)) for invariant, ask in _ASKED.items()
+            ]
     sent = _answered("sent_requests_were_handed_out", "control", lambda: _sent_requests(settings, connections, control, day))
     return [*looks, sent]
+
+
+_Ask = Callable[[StubAudit, Any, Day, dict[str, datetime]], Look]
+_ASKED: dict[str, _Ask] = {
+    "numbers_within_count": lambda stubs, _, day, __: _numbers(stubs, day),
+    "sends_end": lambda stubs, _, day, __: _named(stubs.never_ended(day.patient_since, KEPT + 1)),
+    "stubs_are_looked_at": lambda stubs, _, day, __: _named(stubs.never_looked_at(day.patient_since, KEPT + 1)),
+    "exhausted_stub_has_case": lambda stubs, control, *_: _without_case(control, lambda after: stubs.exhausted(after, PAGE)),
+    INVARIANT: lambda stubs, control, *_: _not_erased(stubs, control),
+    "overdue_stub_has_case": lambda stubs, control, _, overdue: _without_case(
+        control, lambda after: stubs.overdue(overdue, after, PAGE)
+    ),
+}
+"""By invariant: what a shard is asked."""
 
 
 def _answered(invariant: str, place: str, ask: Callable[[], Look]) -> Look:
@@ -94,20 +109,16 @@ def _without_case(control: Any, page_after: Callable[[Key], list[Key]]) -> Look:
 def _sent_requests(settings: Settings, connections: Connections, control: Any, day: Day) -> Look:
     """Requests that took their number, whose stub knows nothing of it. One that no shard has any more was purged."""
     look = Look("sent_requests_were_handed_out")
-    shards: dict[str, StubStore] = {name: open_stub_store(settings, connections, name) for name in settings.producers}
-    try:
+    with Sources(settings, connections) as sources:
         for page in _pages(control, day):
             look.rows_read += len(page)
             numbers: dict[Key, int] = {}
             for _, topic, message_id, number in page:
                 numbers[Key(topic, message_id)] = max(number, numbers.get(Key(topic, message_id), 0))
-            for shard in shards.values():
-                for key, stub in shard.stubs(numbers).items():
+            for shard in settings.producers:
+                for key, stub in sources.shard(shard).stubs(numbers).items():
                     if stub.send_count < numbers[key]:
                         _add(look, key)
-    finally:
-        for shard in shards.values():
-            shard.close()
     return look
 
 

@@ -6,7 +6,7 @@ goes when its stub is closed, and what a person decided only when no producer ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -20,8 +20,7 @@ from backstop.retention.kept import contents_kept, control_kept
 from backstop.retention.pace import Pace
 from backstop.retention.purge_logs import still_open
 from backstop.runs.run import Run, hold
-from backstop.stores.open import open_stub_store
-from backstop.stores.protocol import StubStore
+from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.retention", "control.sql")
 DECISIONS = ("delivery_decision", "withdrawal", "message_version")
@@ -32,30 +31,26 @@ def purge_history(
 ) -> Counts:
     """A shard that does not answer is put into `missed`: of no message it is known then whether it is over."""
     before = run.as_of - control_kept(settings)
-    shards: dict[str, StubStore] = {name: open_stub_store(settings, connections, name) for name in settings.producers}
     rows = settings.retention.step_rows
     counts = Counts()
-    try:
-        counts += _requests(control, run, pace, shards, before, rows, missed)
+    with Sources(settings, connections) as sources:
+        counts += _requests(control, run, pace, sources, before, rows, missed)
         for table in DECISIONS:
             counts += _by_key(
                 control, run, pace, rows, table, _SQL[f"old_{table}"], _SQL[f"delete_{table}"], {"before": before},
-                lambda keys: _gone(shards, keys, missed),
+                lambda keys: _gone(sources, keys, missed),
             )  # fmt: skip
         kept = {topic: run.as_of - length for topic, length in contents_kept(settings).items() if topic}
         if kept:
             counts += _by_key(
                 control, run, pace, rows, "versions_emptied", _SQL["full_versions"], _SQL["empty_versions"],
-                {"kept_topics": list(kept), "instants": list(kept.values())}, lambda keys: _over(control, shards, keys, missed),
+                {"kept_topics": list(kept), "instants": list(kept.values())}, lambda keys: _over(control, sources, keys, missed),
             )  # fmt: skip
-    finally:
-        for shard in shards.values():
-            shard.close()
     return counts
 
 
 def _requests(
-    control: Any, run: Run, pace: Pace, shards: Mapping[str, StubStore], before: datetime, rows: int, missed: dict[str, str]
+    control: Any, run: Run, pace: Pace, sources: Sources, before: datetime, rows: int, missed: dict[str, str]
 ) -> Counts:
     counts, after = Counts(), ("-infinity", 0)
     while True:
@@ -67,7 +62,7 @@ def _requests(
                 where = {"before": before, "after_at": after[0], "after_id": after[1], "limit": rows}
                 cursor.execute(_SQL["old_requests"], where)
                 page = cursor.fetchall()
-            over = _over(control, shards, list(dict.fromkeys(Key(*row[2:]) for row in page)), missed)
+            over = _over(control, sources, list(dict.fromkeys(Key(*row[2:]) for row in page)), missed)
             if over is None:
                 return counts
             ids = [row[1] for row in page if Key(*row[2:]) in over]
@@ -111,20 +106,20 @@ def _apply(control: Any, run: Run, change: str, values: dict[str, Any], number: 
     return changed
 
 
-def _over(control: Any, shards: Mapping[str, StubStore], keys: list[Key], missed: dict[str, str]) -> set[Key] | None:
+def _over(control: Any, sources: Sources, keys: list[Key], missed: dict[str, str]) -> set[Key] | None:
     """Those whose stub is closed or gone, and that nobody is busy with; null: a shard did not answer."""
-    open_ones = still_open(shards, keys, missed)
+    open_ones = still_open(sources, keys, missed)
     return None if open_ones is None else set(keys) - open_ones - held(control, keys)
 
 
-def _gone(shards: Mapping[str, StubStore], keys: list[Key], missed: dict[str, str]) -> set[Key] | None:
+def _gone(sources: Sources, keys: list[Key], missed: dict[str, str]) -> set[Key] | None:
     """Those that no shard has any more; null: a shard did not answer."""
     left = set(keys)
-    for name, shard in shards.items():
+    for name in sources.settings.producers:
         if not left:
             break
         try:
-            left -= set(shard.stubs(left))
+            left -= set(sources.shard(name).stubs(left))
         except Unavailable as error:
             missed[f"shard {name}"] = error.what
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -13,9 +14,9 @@ from backstop.records import Counts, Key, StubStatus
 from backstop.retention.held import held
 from backstop.retention.kept import logs_kept
 from backstop.retention.pace import Pace
-from backstop.stores.open import open_log_purge, open_stub_store
-from backstop.stores.protocol import StubStore
+from backstop.stores.open import open_log_purge
 from backstop.stores.purge import FIRST_LOG, LogPlace, LogPurge, OldLog
+from backstop.verdicts.sources import Sources, open_guarded
 
 OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 
@@ -25,30 +26,25 @@ def purge_logs(
 ) -> Counts:
     """Every group's, store by store; what did not answer is put into `missed`, and its logs stay."""
     counts = Counts()
-    shards: dict[str, StubStore] = {name: open_stub_store(settings, connections, name) for name in settings.producers}
-    try:
+    with Sources(settings, connections) as sources:
         for group, owner in settings.groups.items():
             kept = logs_kept(settings, group)
             if not kept:
                 continue
-            logs = open_log_purge(settings, connections, owner.store)
+            subject = f"store {owner.store}"
             try:
-                counts += _of_group(logs, group, kept, shards, control, settings.retention.step_rows, pace, missed, dry_run)
+                with closing(open_guarded(subject, open_log_purge, settings, connections, owner.store)) as logs:
+                    counts += _of_group(logs, group, kept, sources, control, pace, missed, dry_run)
             except Unavailable as error:
-                missed[f"store {owner.store}"] = error.what
-            finally:
-                logs.close()
-    finally:
-        for shard in shards.values():
-            shard.close()
+                missed[subject] = error.what
     return counts
 
 
 def _of_group(
-    logs: LogPurge, group: str, kept: Mapping[str, timedelta], shards: Mapping[str, StubStore], control: Any, rows: int,
-    pace: Pace, missed: dict[str, str], dry_run: bool,
+    logs: LogPurge, group: str, kept: Mapping[str, timedelta], sources: Sources, control: Any, pace: Pace,
+    missed: dict[str, str], dry_run: bool,
 ) -> Counts:  # fmt: skip
-    counts = Counts()
+    counts, rows = Counts(), sources.settings.retention.step_rows
     seconds = {topic: length.total_seconds() for topic, length in kept.items()}
     place: LogPlace | None = FIRST_LOG
     while place is not None:
@@ -57,17 +53,16 @@ def _of_group(
             return counts
         with pace.step():
             page, place = logs.old_logs(group, seconds, place, rows)
-            counts += _one_page(logs, group, [log for log in page if log.is_old], shards, control, missed, dry_run)
+            counts += _one_page(logs, group, [log for log in page if log.is_old], sources, control, missed, dry_run)
     return counts
 
 
 def _one_page(
-    logs: LogPurge, group: str, old: Sequence[OldLog], shards: Mapping[str, StubStore], control: Any, missed: dict[str, str],
-    dry_run: bool,
+    logs: LogPurge, group: str, old: Sequence[OldLog], sources: Sources, control: Any, missed: dict[str, str], dry_run: bool
 ) -> Counts:  # fmt: skip
     counts = Counts()
     keys = [log.key for log in old]
-    open_ones = still_open(shards, keys, missed)
+    open_ones = still_open(sources, keys, missed)
     if open_ones is None:
         counts.add("logs_not_asked_for", len(old))
         return counts
@@ -79,13 +74,13 @@ def _one_page(
     return counts
 
 
-def still_open(shards: Mapping[str, StubStore], keys: Sequence[Key], missed: dict[str, str]) -> set[Key] | None:
+def still_open(sources: Sources, keys: Sequence[Key], missed: dict[str, str]) -> set[Key] | None:
     """Those whose stub is pending, exhausted or under way, in any shard; null when a shard did not answer: the stub of any
     of them might be there, and open."""
     found: set[Key] = set()
-    for name, shard in shards.items() if keys else ():
+    for name in sources.settings.producers if keys else ():
         try:
-            stubs = shard.stubs(keys)
+            stubs = sources.shard(name).stubs(keys)
         except Unavailable as error:
             missed[f"shard {name}"] = error.what
             return None

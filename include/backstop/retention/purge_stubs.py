@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from backstop.config.connections import Connections
@@ -13,6 +14,7 @@ from backstop.retention.kept import no_taker_kept, stubs_kept
 from backstop.retention.pace import Pace
 from backstop.stores.open import open_stub_purge
 from backstop.stores.purge import FIRST_STUB, StubPurge
+from backstop.verdicts.sources import open_guarded
 
 
 def purge_stubs(
@@ -21,14 +23,13 @@ def purge_stubs(
     """Every shard's, topic by topic; a shard that did not answer is put into `missed`."""
     counts = Counts()
     for shard in settings.producers:
-        stubs = open_stub_purge(settings, connections, shard)
+        subject = f"shard {shard}"
         try:
-            for topic in settings.topics:
-                counts += _of_topic(settings, stubs, topic, control, pace, dry_run)
+            with closing(open_guarded(subject, open_stub_purge, settings, connections, shard)) as stubs:
+                for topic in settings.topics:
+                    counts += _of_topic(settings, stubs, topic, control, pace, dry_run)
         except Unavailable as error:
-            missed[f"shard {shard}"] = error.what
-        finally:
-            stubs.close()
+            missed[subject] = error.what
     return counts
 
 

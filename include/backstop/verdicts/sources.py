@@ -7,10 +7,10 @@ its configuration must never end the reading of the others.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import Broker
@@ -90,6 +90,22 @@ class Sources:
         self._stack.close()
 
 
+class _Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+_Store = TypeVar("_Store", bound=_Closeable)
+
+
+def open_guarded(
+    subject: str, open_store: Callable[[Settings, Connections, str], _Store], settings: Settings, connections: Connections,
+    name: str,
+) -> _Store:  # fmt: skip
+    """The store, opened, whose every error is an Unavailable; also one of opening it. The caller closes it."""
+    with guarded(subject, StoreFailed):
+        return cast(_Store, _Guarded(open_store(settings, connections, name), subject, StoreFailed))
+
+
 class _Guarded:
     """A store or broker whose every error is an Unavailable, or one of Backstop's own that says more."""
 
@@ -97,7 +113,8 @@ class _Guarded:
         self._inner, self._subject, self._kind = inner, subject, kind
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._inner, name)
+        with guarded(self._subject, self._kind):
+            value = getattr(self._inner, name)
         if not callable(value):
             return value
 
