@@ -9,6 +9,7 @@ import pytest
 
 from backstop.cases.decide import decide
 from backstop.cli.app import run_app
+from backstop.config.people import PeopleSettings
 from backstop.dead_letters import plan_incident
 from backstop.dead_letters.replay_incident import Mode, Plan, Wanted, run_incident
 from backstop.errors import DecisionRefused
@@ -125,11 +126,34 @@ def test_more_than_the_blast_radius_needs_a_yes(world: World) -> None:
     assert plan.too_wide
     with pytest.raises(DecisionRefused, match="more than the blast radius"):
         replayed(world, plan=plan.incident_id)
+    with pytest.raises(DecisionRefused, match="more than the blast radius"):
+        replayed(world, "canary", plan=plan.incident_id)
     assert requests(world) == []
-    replayed(world, "canary", plan=plan.incident_id)
+    replayed(world, "canary", plan=plan.incident_id, approved=True)
+    assert len(requests(world)) == 1
     replayed(world, plan=plan.incident_id, approved=True)
     assert len(requests(world)) == 25
     assert world.control("SELECT approved_by FROM incident") == [("ann",)]
+
+
+def test_canaries_of_one_plan_after_another_take_a_second_person_beyond_the_blast_radius(world: World) -> None:
+    set_policy(world, blast_floor=5, canary=2)
+    world.settings = world.settings.model_copy(update={"people": PeopleSettings()})
+    for number in range(9):
+        dead(world, f"m{number}", "poison")
+    for asked in (2, 4):
+        plan, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
+        replayed(world, "canary", plan=plan.incident_id, approved=True)
+        assert (plan.too_wide, len(requests(world))) == (True, asked)
+    third, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
+    modes: tuple[Mode, ...] = ("canary", "full")
+    for mode in modes:
+        with pytest.raises(DecisionRefused, match="when somebody else says yes"):
+            replayed(world, mode, plan=third.incident_id, approved=True)
+    assert len(requests(world)) == 4
+    run_incident(world.settings, world.connections, third.incident_id, "canary", "bob", approved=True)
+    assert len(requests(world)) == 6
+    assert world.control("SELECT approved_by FROM incident WHERE run_id = %s", (third.incident_id,)) == [("bob",)]
 
 
 def test_dead_letters_of_a_cause_are_replayed_and_leave_their_case(world: World) -> None:

@@ -78,7 +78,8 @@ def replay(
         return
     out.line("Nothing was asked for (dry run)." if mode == "dry_run" else f"Asked for ({mode}): {counts}")
     if plan.to_ask:
-        out.line(f"  backstop replay --plan {plan.incident_id} {'--full' if mode == 'canary' else '--canary'}")
+        yes = f" --approve {plan.digest}" if plan.too_wide else ""
+        out.line(f"  backstop replay --plan {plan.incident_id} {'--full' if mode == 'canary' else '--canary'}{yes}")
 
 
 def _show(plan: Plan) -> None:
@@ -92,7 +93,7 @@ def _show(plan: Plan) -> None:
     if plan.total:
         out.line(f"  digest {plan.digest}")
     if plan.too_wide:
-        out.line(f"  more than the blast radius: all of it needs --approve {plan.digest}", style="yellow")
+        out.line(f"  more than the blast radius: it needs --approve {plan.digest}", style="yellow")
 
 
 def _refuse_choice(given: dict[str, object]) -> None:

@@ -54,8 +54,10 @@ LIMIT %(limit)s;
 -- name: first_run: the first run since an instant
 SELECT min(run_id) FROM run WHERE started_at >= %(since)s;
 
--- name: by_group: how much a plan sends to each group
-SELECT topic, consumer_group, count(*) FROM incident_delivery WHERE run_id = %(run_id)s GROUP BY 1, 2;
+-- name: by_group: how much a plan sends to each group; by its canary, with what was asked for of it already
+SELECT topic, consumer_group, count(*) FROM incident_delivery
+WHERE run_id = %(run_id)s AND (%(until)s::integer IS NULL OR place <= %(until)s::integer OR asked_at IS NOT NULL)
+GROUP BY 1, 2;
 
 -- name: newly_confirmed: how much of a topic was done for a group in the window
 SELECT coalesce(sum(c.newly), 0)

@@ -12,9 +12,12 @@ from backstop.verdicts.blast_radius import Radius, too_wide
 _SQL = load("backstop.dead_letters", "incident.sql")
 
 
-def is_too_wide(cur: Any, settings: Settings, run: Run, incident_id: int) -> bool:
-    """Whether a plan, with what others asked for within the window, is more than the blast radius allows without a yes."""
-    cur.execute(_SQL["by_group"], {"run_id": incident_id})
+def is_too_wide(cur: Any, settings: Settings, run: Run, incident_id: int, until: int | None = None) -> bool:
+    """Whether a plan, with what others asked for within the window, is more than the blast radius allows without a yes.
+
+    `until`: of the plan only the first so many, and what was asked for of it already.
+    """
+    cur.execute(_SQL["by_group"], {"run_id": incident_id, "until": until})
     for topic, group, number in cur.fetchall():
         policy = settings.policy_for(topic, group)
         values = {"run_id": incident_id, "topic": topic, "group": group, "as_of": run.as_of,

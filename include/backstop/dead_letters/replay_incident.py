@@ -49,7 +49,8 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
     """Asks for what is planned and was not asked for yet; safe to run twice. `run`: any open run, which fences the writes.
 
     canary: the first deliveries, as many as the topic's canary; full: all. `approved`: a person saw the plan and said yes;
-    without it one above the blast radius is refused, but for its canary. Raises DecisionRefused, RunLost.
+    without it nothing of a plan above the blast radius is asked for. Where all of an incident takes two people, so do canaries
+    that together are more than the blast radius. Raises DecisionRefused, RunLost.
     """
     found, counts, after = read_plan(control, incident_id), Counts(), 0
     if mode == "dry_run":
@@ -59,25 +60,27 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
         raise _refused(f"Topic {found.topic} is not in mode repair any more.", "Set its mode to repair in backstop.yaml.")
     if not found.whole:
         raise _refused(f"The planning of {incident_id} was cut short.", "Plan it again.")
+    until = max(1, settings.policy_for(found.topic).canary) if mode == "canary" else None
     with control, control.cursor() as cur:
-        # Other plans may have asked for as much since it was made.
+        # Other plans may have asked for as much since it was made; canaries of one plan after another add up.
         wide = found.too_wide or is_too_wide(cur, settings, run, incident_id)
-    if mode == "full" and wide and not approved:
+        goes_far = until is None or (wide and is_too_wide(cur, settings, run, incident_id, until))
+    if wide and not approved:
         raise _refused(
-            f"Plan {incident_id} sends {found.total} messages at once, more than the blast radius allows without a second look.",
-            "Send its canary first (--canary), then say yes to all of it (--approve DIGEST).",
+            f"Plan {incident_id} holds {found.total} messages, more than the blast radius allows without a second look.",
+            f"Look at it, and say yes to its canary: backstop replay --plan {incident_id} --canary --approve DIGEST",
         )
     if not who.strip():
         raise _refused("A replay by hand needs a name.", "Say who asks (--by).")
     require_may(control, settings, who, "replay", found.topic)
     people = people_for(control, settings)
-    if mode == "full" and "full_replay" in people.second_person and (not approved or people.is_same(who, found.planned_by)):
+    if goes_far and "full_replay" in people.second_person and (not approved or people.is_same(who, found.planned_by)):
+        what = "all of it" if until is None else "so much within the window of the blast radius"
         raise _refused(
-            f"Plan {incident_id} is {found.planned_by}'s: all of it goes out when somebody else says yes (people.second_person).",
-            f"Let them say it: backstop replay --plan {incident_id} --full --approve DIGEST, or the form in Airflow.",
+            f"Plan {incident_id} is {found.planned_by}'s: {what} goes out when somebody else says yes (people.second_person).",
+            f"Let them say it: backstop replay --plan {incident_id} --{mode} --approve DIGEST, or the form in Airflow.",
         )
     subject = f"plan {incident_id} of {found.topic}"
-    until = max(1, settings.policy_for(found.topic).canary) if mode == "canary" else None
     if approved:
         with control, control.cursor() as cur:
             hold(cur, run)
