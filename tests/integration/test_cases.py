@@ -477,10 +477,10 @@ def test_an_intention_outlives_an_error_only_when_it_may_have_changed_a_producer
         with pytest.raises(psycopg2.OperationalError):
             decided(world, case_id, "void", once="run 1")
     assert world.control("SELECT decision FROM case_file") == [(stands,)]
-    assert begun(world.conn, case_id, "run 1") is (stands is not None)
-    assert not begun(world.conn, case_id, "run 2"), "another answer is another"
+    assert begun(world.conn, case_id, "run 1", "ann") is (stands is not None)
+    assert not begun(world.conn, case_id, "run 2", "ann"), "another answer is another"
     decided(world, case_id, "void", once="run 1")
-    assert (state_of(world, case_id), begun(world.conn, case_id, "run 1")) == ("closed", True)
+    assert (state_of(world, case_id), begun(world.conn, case_id, "run 1", "ann")) == ("closed", True)
 
 
 def test_what_joins_a_case_after_it_was_shown_is_decided_only_where_it_is_named(world: World) -> None:

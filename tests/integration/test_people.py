@@ -10,6 +10,7 @@ import pytest
 from psycopg2 import errors
 
 from backstop.cases.decide import decide
+from backstop.cases.intend import begun
 from backstop.cases.note import add_note
 from backstop.cases.open import open_case
 from backstop.cli.app import run_app
@@ -385,6 +386,104 @@ def test_a_persons_refused_answer_puts_back_what_another_had_decided(world: Worl
     with pytest.raises(DecisionRefused, match="does not fit"):
         decided(world, ann, case_id, "discard")
     assert world.control("SELECT state, decision, decided_by, why FROM case_file") == [("decided", "leave", "olga", "known")]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_refused_answer_puts_back_what_was_decided_and_not_what_a_person_wrote_there(
+    world: World, ann: Any, left: bool
+) -> None:
+    world.stub("a")
+    case_id = found(world, "overdue", "a")
+    if left:
+        decide(world.conn, world.settings, world.connections, case_id, "leave", "bob", "known", {})
+    before = world.control("SELECT state, decision, decided_by, why, decided_at, intention FROM case_file")
+    forged = """{"before": {"decision": "leave", "decided_by": "olga", "why": "refunded", "decided_at": "2026-11-20T10:00:00Z",
+        "until": "9999-01-01"}}"""
+    # In nobody's name, and in another's, nobody is about to decide.
+    for name in ("", ", decision = 'leave', decided_by = 'olga', why = 'refunded'"):
+        with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+            cursor.execute(f"UPDATE case_file SET state = 'open', decided_at = NULL, intention = %s{name}", (forged,))
+    with ann, ann.cursor() as cursor:
+        cursor.execute("UPDATE case_file SET state = 'open', decided_at = NULL, decision = 'void', decided_by = 'ann', why = 'w',"
+                       " intention = %s", (forged,))  # fmt: skip
+    world.log("a", "billing", state="CONSUMING")
+    with pytest.raises(DecisionRefused, match="does not fit"):
+        decide(world.conn, world.settings, world.connections, case_id, "discard", "carl", "because", {"once": "run 1"})
+    after = world.control("SELECT state, decision, decided_by, why, decided_at, intention FROM case_file")
+    assert after == (before if left else [("open", None, None, None, None, None)])
+
+
+def test_what_another_decided_before_is_not_decided_again_in_their_name(world: World, ann: Any) -> None:
+    case_id = found(world, "overdue", "a")
+    decide(world.conn, world.settings, world.connections, case_id, "leave", "olga", "known", {})
+    world.control("UPDATE case_file SET state = 'open', decided_at = NULL, decision = NULL, decided_by = NULL, why = NULL")
+    again = "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'olga', why = 'known', decided_at = now()"
+    with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+        cursor.execute(again)
+    # Nor is an answer that olga is giving now ended in her name.
+    world.control("UPDATE case_file SET decision = 'discard', decided_by = 'olga', why = 'w', intention = '{}'")
+    with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+        cursor.execute("UPDATE case_file SET state = 'decided', decided_at = now(), intention = NULL")
+    assert world.control("SELECT state, decision, decided_by FROM case_file") == [("open", "discard", "olga")]
+
+
+def test_a_decision_that_goes_without_being_put_back_is_in_the_log(world: World, ann: Any) -> None:
+    case_id = found(world, "overdue", "a")
+    decide(world.conn, world.settings, world.connections, case_id, "leave", "olga", "known", {})
+    with ann, ann.cursor() as cursor:
+        cursor.execute("UPDATE case_file SET state = 'open', decided_at = NULL, decision = 'void', decided_by = 'ann', why = 'w',"
+                       " intention = '{}'")  # fmt: skip
+    assert [entry[2] for entry in world.control(LOG)] == ["leave"], "it may be put back"
+    with ann, ann.cursor() as cursor:
+        cursor.execute("UPDATE case_file SET decision = NULL, decided_by = NULL, why = NULL, intention = NULL")
+    assert world.control(LOG)[1:] == [("ann", "ann", "UPDATE by SQL", f"case {case_id}", "changed beside the program")]
+
+
+def test_when_anything_of_a_case_happened_is_by_the_databases_clock_and_in_the_log(world: World, ann: Any) -> None:
+    case_id = found(world, "overdue", "a")
+    decide(world.conn, world.settings, world.connections, case_id, "leave", "olga", "known", {})
+    world.control("TRUNCATE decision_log, decision_checkpoint")
+    for column in ("decided_at", "last_seen_at", "opened_at"):
+        for instant in ("2001-01-01", "infinity"):
+            with ann, ann.cursor() as cursor:
+                cursor.execute(f"UPDATE case_file SET {column} = %s", (instant,))
+            now = f"SELECT {column} > now() - interval '1 min' AND {column} <= now() FROM case_file"
+            assert world.control(now) == [(True,)], column
+            assert world.control(LOG)[-1][2:4] == ("UPDATE by SQL", f"case {case_id}")
+    assert len(world.control(LOG)) == 6
+    with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+        cursor.execute("INSERT INTO case_note (case_id, written_by, note, written_at) VALUES (1, 'ann', 'n', '2001-01-01')")
+
+
+def test_an_answer_with_the_name_of_a_colleagues_is_another_answer(world: World, ann: Any) -> None:
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    with ann, ann.cursor() as cursor:
+        cursor.execute("INSERT INTO proposal (case_id, action, who, why, options) VALUES (%s, 'void', 'ann', 'w', %s)",
+                       (case_id, '{"once": "q"}'))  # fmt: skip
+        cursor.execute("UPDATE proposal SET ended_at = now(), ended_by = 'ann', how = 'rejected'")
+        cursor.execute("""UPDATE case_file SET evidence = '{"decisions": [{"by": "ann", "once": "q"}]}', decision = 'discard',
+            decided_by = 'ann', why = 'w', intention = '{"once": "q", "reached": true}'""")
+    assert begun(world.conn, case_id, "q", "ann") and not begun(world.conn, case_id, "q", "olga")
+    done = decide(world.conn, world.settings, world.connections, case_id, "discard", "olga", "refunded", {"once": "q"})
+    assert not done.again and world.control("SELECT decided_by FROM delivery_decision") == [("olga",)]
+    assert begun(world.conn, case_id, "q", "olga")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["evidence = '[]'", "evidence = '5'", "evidence = '{\"decisions\": null}'", "intention = '[]'", "intention = '5'",
+     "intention = '{\"reached\": \"banana\"}'"],
+)  # fmt: skip
+def test_nobody_makes_a_case_that_cannot_be_decided(world: World, ann: Any, change: str) -> None:
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    mine = ", decision = 'void', decided_by = 'ann', why = 'w'"
+    with pytest.raises((errors.CheckViolation, errors.InvalidParameterValue)), ann, ann.cursor() as cursor:
+        cursor.execute(f"UPDATE case_file SET {change}{mine}")
+    with pytest.raises(errors.CheckViolation):
+        world.control(f"UPDATE case_file SET {change}{mine}")
+    assert decide(world.conn, world.settings, world.connections, case_id, "discard", "bob", "w", {}).counts["discarded"] == 1
 
 
 def test_a_person_asks_for_a_list_and_the_duties_send_it(

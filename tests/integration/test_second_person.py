@@ -336,7 +336,7 @@ def test_an_answer_that_was_proposed_before_its_task_died_is_told_as_proposed(wo
     world.stub("a")
     case_id = found(world, "unknown", "a")
     said(world, case_id, "void", "ann", once="case-1-1 at")
-    assert begun(world.conn, case_id, "case-1-1 at"), "so that it is not called stale"
+    assert begun(world.conn, case_id, "case-1-1 at", "ann"), "so that it is not called stale"
     again = said(world, case_id, "void", "ann", once="case-1-1 at")
     assert (again.action, again.again) == ("propose to void", True)
     said(world, case_id, "reject", "bob")

@@ -194,7 +194,7 @@ def apply_answer(case_id: int, dag_run_id: str, dag_id: str = DAG) -> dict[str, 
         elif bad := answer.get("unreadable"):
             said = f"{who} chose {option} with characters that cannot be kept in {', '.join(bad)}: give such a content as base64"
         # An answer that changed something before this try was cut short goes on, whatever the case looks like now.
-        elif not begun(room.control, case_id, once) and (stale := why_stale(shown, now)):
+        elif not begun(room.control, case_id, once, who) and (stale := why_stale(shown, now)):
             said = f"{who} chose {option}, and {stale}"
         else:
             try:

@@ -80,7 +80,7 @@ def decide(
     lapse(conn, people_for(conn, settings).proposals_lapse_after, case_id, who.strip() or None)
     case, _ = show(conn, case_id, members=0)
     waits = proposed(conn, case_id)
-    if was_proposed(conn, case_id, options.get("once")):
+    if was_proposed(conn, case_id, options.get("once"), who):
         return Decided(case_id, f"propose to {action}", Counts(), again=True)
     if action in (APPROVE, REJECT):
         return _answer_proposal(conn, settings, connections, case, waits, action, who, why, options)
@@ -133,7 +133,10 @@ def _apply(
 ) -> Decided:  # fmt: skip
     case_id = case.case_id
     once = options.get("once")
-    applied = once is not None and any(entry.get("once") == once for entry in case.evidence.get("decisions", ()))
+    # A name of an answer is its author's: another's entry with the same one is another answer.
+    applied = once is not None and any(
+        (entry.get("once"), entry.get("by")) == (once, who) for entry in case.evidence.get("decisions", ())
+    )
     if applied or ((case.decision, case.decided_by, case.why) == (action, who, why) and case.state != "open"):
         return Decided(case_id, action, Counts(), again=True)
     if not case.actions:

@@ -65,10 +65,10 @@ def reach(conn: Any, intent: Intent) -> None:
         _append(cur, intent, f"begin to {intent['action']}", {})
 
 
-def begun(conn: Any, case_id: int, once: str) -> bool:
-    """Whether the answer of this name was applied, or may have been in part: then it goes on, whatever the case looks like."""
+def begun(conn: Any, case_id: int, once: str, who: str) -> bool:
+    """Whether this answer of this person was applied, or may have been in part: then it goes on, whatever the case looks like."""
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["begun"], {"case_id": case_id, "once": once})
+        cur.execute(_SQL["begun"], {"case_id": case_id, "once": once, "who": who})
         row = cur.fetchone()
     return row is not None and bool(row[0])
 

@@ -20,8 +20,8 @@ FROM case_file c
 WHERE c.case_id = %(case_id)s AND (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave')
 ON CONFLICT DO NOTHING;
 
--- name: was_proposed: whether the answer of this name was kept as a proposal, whatever became of it
-SELECT EXISTS (SELECT FROM proposal WHERE case_id = %(case_id)s AND options ->> 'once' = %(once)s);
+-- name: was_proposed: whether this person's answer of this name was kept as a proposal, whatever became of it
+SELECT EXISTS (SELECT FROM proposal WHERE case_id = %(case_id)s AND who = %(who)s AND options ->> 'once' = %(once)s);
 
 -- name: lapse: what nobody answered in time, and nobody is applying
 UPDATE proposal SET ended_at = clock_timestamp(), how = 'lapsed', content = NULL

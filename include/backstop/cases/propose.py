@@ -89,12 +89,12 @@ def propose(conn: Any, case_id: int, action: str, who: str, why: str, options: M
         append(cur, who, f"propose to {action}", f"case {case_id}", why, kept | _hash_of(content))
 
 
-def was_proposed(conn: Any, case_id: int, once: str | None) -> bool:
-    """Whether this very answer was proposed before, by its name: it is not proposed again, whatever became of it since."""
+def was_proposed(conn: Any, case_id: int, once: str | None, who: str) -> bool:
+    """Whether this very answer of this person was proposed before: it is not proposed again, whatever became of it since."""
     if once is None:
         return False
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["was_proposed"], {"case_id": case_id, "once": once})
+        cur.execute(_SQL["was_proposed"], {"case_id": case_id, "once": once, "who": who})
         return bool(cur.fetchone()[0])
 
 

@@ -192,9 +192,14 @@ FOR UPDATE;
 UPDATE case_file SET intention = intention || '{"reached": true}' WHERE case_id = %(case_id)s;
 
 -- name: begun: whether this very answer may have changed something already, or was proposed
-SELECT coalesce(intention ->> 'once' = %(once)s AND (intention ->> 'reached')::boolean, false)
-    OR coalesce(evidence -> 'decisions' @> jsonb_build_array(jsonb_build_object('once', %(once)s::text)), false)
-    OR EXISTS (SELECT FROM proposal p WHERE p.case_id = case_file.case_id AND p.options ->> 'once' = %(once)s)
+-- By this person alone: another may have written the same name of an answer.
+SELECT coalesce(intention ->> 'once' = %(once)s AND (intention ->> 'reached')::boolean
+        AND (decided_by = %(who)s OR right(decided_by, length(%(who)s) + 14) = ', approved by ' || %(who)s), false)
+    OR EXISTS (
+        SELECT FROM jsonb_array_elements(evidence -> 'decisions') AS d (said)
+        WHERE d.said ->> 'once' = %(once)s
+            AND (d.said ->> 'by' = %(who)s OR right(d.said ->> 'by', length(%(who)s) + 14) = ', approved by ' || %(who)s))
+    OR EXISTS (SELECT FROM proposal p WHERE p.case_id = case_file.case_id AND p.who = %(who)s AND p.options ->> 'once' = %(once)s)
 FROM case_file WHERE case_id = %(case_id)s;
 
 -- name: record_decision: what a decision did, kept with the case

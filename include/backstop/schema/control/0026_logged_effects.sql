@@ -3,6 +3,12 @@ ALTER TABLE decision_log ADD COLUMN transaction xid8;
 COMMENT ON COLUMN decision_log.transaction IS 'in which it was appended; the newest entries alone are asked, and it is no part of the hash';
 CREATE INDEX IF NOT EXISTS decision_log_subject ON decision_log (subject, entry);
 
+-- What every decision reads of a case has a shape; one of another could be decided by nobody.
+ALTER TABLE case_file ADD CONSTRAINT case_file_evidence_check CHECK (
+        jsonb_typeof(evidence) = 'object' AND coalesce(jsonb_typeof(evidence -> 'decisions'), 'array') = 'array'),
+    ADD CONSTRAINT case_file_intention_check CHECK (
+        intention IS NULL OR jsonb_typeof(intention) = 'object' AND coalesce(jsonb_typeof(intention -> 'reached'), 'boolean') = 'boolean');
+
 CREATE OR REPLACE FUNCTION append_decision(who text, action text, subject text, why text, details jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
@@ -26,6 +32,92 @@ BEGIN
     made.transaction := pg_catalog.pg_current_xact_id();
     INSERT INTO decision_log SELECT made.*;
     RETURN made.entry;
+END
+$$;
+
+-- Whether a case is decided again as it was: by the decision that a refused one had replaced, or by the last answer to leave its dead
+-- letters, when nothing else of them is undecided any more.
+CREATE FUNCTION stands_again(before jsonb, line jsonb) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT before ->> 'state' = 'open' AND line ->> 'state' = 'decided' AND coalesce(
+        jsonb_build_object('decision', line -> 'decision', 'decided_by', line -> 'decided_by', 'why', line -> 'why')
+            <@ (before #> '{intention,before}'), false)
+        OR before ->> 'state' = 'open' AND line ->> 'state' = 'decided' AND line ->> 'kind' = 'dead_letters'
+            AND line ->> 'decision' = 'leave' AND coalesce((
+                SELECT l.said ->> 'by' = line ->> 'decided_by' AND l.said ->> 'why' = line ->> 'why'
+                FROM jsonb_array_elements(before #> '{evidence,decisions}') WITH ORDINALITY AS l (said, place)
+                WHERE l.said ->> 'action' = 'leave' ORDER BY l.place DESC LIMIT 1), false)
+            AND NOT EXISTS (
+                SELECT FROM dead_letter d
+                WHERE d.case_id = (line ->> 'case_id')::bigint
+                    AND (d.state = 'open' AND d.left_in_case IS NULL OR d.state = 'replaying'))
+$$;
+
+-- What a person's login is about to decide of a case is its own, or what it approves; what that replaces is the decision that stands,
+-- and when anything happened is by this database's clock.
+CREATE FUNCTION intend_for_yourself() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    me text := session_user;
+    replaced jsonb := CASE
+        WHEN OLD.state = 'decided' THEN jsonb_build_object('decision', OLD.decision, 'decided_by', OLD.decided_by, 'why', OLD.why,
+            'decided_at', OLD.decided_at, 'until', clock_timestamp())
+        ELSE OLD.intention -> 'before' END;
+    again boolean;
+BEGIN
+    IF NOT speaks_as_person() THEN
+        RETURN NEW;
+    END IF;
+    again := stands_again(to_jsonb(OLD), to_jsonb(NEW));
+    IF (NEW.intention IS NOT NULL AND (NEW.state <> 'open' OR NEW.intention IS DISTINCT FROM OLD.intention)
+            OR NEW.state = 'decided' AND OLD.state <> 'decided' AND NOT again)
+        AND NEW.decided_by IS DISTINCT FROM me
+        AND NOT approves_for(coalesce(NEW.decided_by, ''), NEW.case_id, NEW.decision, NULL) THEN
+        RAISE insufficient_privilege USING MESSAGE = 'the login ' || me || ' decides in its own name alone';
+    END IF;
+    IF jsonb_typeof(NEW.intention) = 'object' THEN
+        NEW.intention := NEW.intention || jsonb_build_object('before', replaced);
+    END IF;
+    NEW.opened_at := CASE WHEN NEW.opened_at = OLD.opened_at THEN OLD.opened_at ELSE clock_timestamp() END;
+    NEW.last_seen_at := CASE WHEN NEW.last_seen_at = OLD.last_seen_at THEN OLD.last_seen_at ELSE clock_timestamp() END;
+    NEW.decided_at := CASE
+        WHEN NEW.decided_at IS NULL OR NEW.decided_at = OLD.decided_at THEN NEW.decided_at
+        WHEN again AND replaced ->> 'decided_at' IS NOT NULL THEN (replaced ->> 'decided_at')::timestamptz
+        ELSE clock_timestamp() END;
+    NEW.closed_at := CASE WHEN NEW.closed_at IS NULL OR NEW.closed_at = OLD.closed_at THEN NEW.closed_at ELSE clock_timestamp() END;
+    RETURN NEW;
+END
+$$;
+
+-- A person's own login writes its own name, as in revision 0025; what it puts back is what stood.
+CREATE OR REPLACE FUNCTION speak_for_yourself() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    line jsonb := pg_catalog.to_jsonb(NEW);
+    before jsonb := CASE WHEN TG_OP = 'UPDATE' THEN pg_catalog.to_jsonb(OLD) END;
+    said text := line ->> TG_ARGV[0];
+    me text := session_user;
+    mode text := TG_ARGV[1];
+    doing text := nullif(TG_ARGV[2], '');
+BEGIN
+    IF said IS NULL OR said = me OR NOT speaks_as_person() OR TG_OP = 'UPDATE' AND NOT EXISTS (
+        SELECT FROM unnest(TG_ARGV[0:0] || TG_ARGV[3:]) AS c (name) WHERE line -> c.name IS DISTINCT FROM before -> c.name) THEN
+        RETURN NEW;
+    END IF;
+    IF mode IN ('approves', 'case', 'letter') AND approves_for(said, (line ->> 'case_id')::bigint, doing, line ->> 'message_id')
+        OR mode = 'approves' AND TG_OP = 'INSERT' AND said = 'the producer'
+        OR mode = 'case' AND TG_OP = 'UPDATE' AND stands_again(before, line)
+        OR mode = 'letter' AND (said = 'triage' OR EXISTS (
+            SELECT FROM delivery_decision d
+            WHERE d.topic = line ->> 'topic' AND d.message_id = line ->> 'message_id'
+                AND d.consumer_group = line ->> 'consumer_group' AND d.decided_by = said) OR EXISTS (
+            SELECT FROM withdrawal w
+            WHERE w.topic = line ->> 'topic' AND w.message_id = line ->> 'message_id' AND w.decided_by = said))
+        OR mode = 'request' AND (said = 'person ' || me
+            OR said = me || ' (incident ' || substring(said FROM '\(incident ([0-9]+)\)$') || ')' OR EXISTS (
+                SELECT FROM case_file c
+                WHERE c.case_id = substring(said FROM '^case ([0-9]{1,18})$')::bigint AND c.state = 'open' AND c.intention IS NOT NULL
+                    AND (c.decided_by = me OR right(c.decided_by, length(me) + 14) = ', approved by ' || me))) THEN
+        RETURN NEW;
+    END IF;
+    RAISE insufficient_privilege USING MESSAGE = 'the login ' || me || ' writes in its own name alone';
 END
 $$;
 
@@ -81,11 +173,8 @@ BEGIN
         ORDER BY d.entry DESC LIMIT 1) THEN
         RETURN NULL;
     END IF;
-    -- A decision that was refused puts the one before back, which is in the log.
-    IF TG_TABLE_NAME = 'case_file' AND line ->> 'state' = 'decided' AND EXISTS (
-        SELECT FROM decision_log d
-        WHERE d.subject = named AND d.action = line ->> 'decision' AND d.why = line ->> 'why'
-            AND line ->> 'decided_by' IN (d.who, d.details ->> 'by'))
+    -- A decision that was refused puts the one before back.
+    IF TG_TABLE_NAME = 'case_file' AND stands_again(before, line)
         AND line - '{state,decision,decided_by,why,decided_at,intention}'::text[]
             = before - '{state,decision,decided_by,why,decided_at,intention}'::text[] THEN
         RETURN NULL;
@@ -163,15 +252,22 @@ BEGIN
     EXECUTE 'ALTER FUNCTION keep_off_duties()' || path;
     EXECUTE 'ALTER FUNCTION see_groups_now()' || path;
     EXECUTE 'ALTER FUNCTION join_now()' || path;
+    EXECUTE 'ALTER FUNCTION stands_again(jsonb, jsonb)' || path;
+    EXECUTE 'ALTER FUNCTION intend_for_yourself()' || path;
+    EXECUTE 'ALTER FUNCTION speak_for_yourself()' || path;
     FOR one IN
         SELECT * FROM (VALUES
-            -- Not the intention: it decides nothing.
+            -- Not the intention: it decides nothing. But one that goes without putting back what it could put back does.
             ('case_file', 'UPDATE', 'own',
                 'NEW.state <> OLD.state AND NOT (NEW.state = ''open'' AND NEW.intention IS NOT NULL) OR NEW.state <> ''open'' AND '
-                || '(NEW.decision, NEW.decided_by, NEW.why) IS DISTINCT FROM (OLD.decision, OLD.decided_by, OLD.why) OR '
-                || '(NEW.kind, NEW.topic, NEW.consumer_group, NEW.subject, NEW.severity, NEW.summary, NEW.evidence, NEW.opened_at) '
-                || 'IS DISTINCT FROM '
-                || '(OLD.kind, OLD.topic, OLD.consumer_group, OLD.subject, OLD.severity, OLD.summary, OLD.evidence, OLD.opened_at)'),
+                || '(NEW.decision, NEW.decided_by, NEW.why, NEW.decided_at) '
+                || 'IS DISTINCT FROM (OLD.decision, OLD.decided_by, OLD.why, OLD.decided_at) OR '
+                || 'NEW.state = ''open'' AND NEW.intention IS NULL '
+                || 'AND OLD.last_seen_at <= (OLD.intention #>> ''{before,until}'')::timestamptz OR '
+                || '(NEW.kind, NEW.topic, NEW.consumer_group, NEW.subject, NEW.severity, NEW.summary, NEW.evidence, NEW.opened_at, '
+                || 'NEW.last_seen_at) IS DISTINCT FROM '
+                || '(OLD.kind, OLD.topic, OLD.consumer_group, OLD.subject, OLD.severity, OLD.summary, OLD.evidence, OLD.opened_at, '
+                || 'OLD.last_seen_at)'),
             ('case_member', 'INSERT OR UPDATE OR DELETE', 'topic', ''),
             ('proposal', 'INSERT', 'own', ''),
             ('proposal', 'UPDATE', 'own', '(NEW.ended_at, NEW.how) IS DISTINCT FROM (OLD.ended_at, OLD.how)'),
@@ -196,6 +292,8 @@ BEGIN
             ('resend_request', 'speaks_for_itself', 'INSERT OR UPDATE OF requested_by', 'speak_for_yourself(''requested_by'', ''request'')'),
             ('dead_letter', 'speaks_for_itself', 'INSERT OR UPDATE OF decided_by, decision, state',
                 'speak_for_yourself(''decided_by'', ''letter'', ''edit'', ''decision'', ''state'')'),
+            ('case_file', 'speaks_for_itself', 'INSERT OR UPDATE OF decided_by, decision, why',
+                'speak_for_yourself(''decided_by'', ''case'', '''', ''decision'', ''why'')'),
             ('incident_delivery', 'plans_for_itself', 'INSERT', 'plan_for_yourself()')
         ) AS t (held, name, events, asks)
     LOOP
@@ -207,6 +305,8 @@ BEGIN
         || ') EXECUTE FUNCTION keep_off_duties()';
     EXECUTE 'CREATE TRIGGER keeps_off_duties_too BEFORE UPDATE ON run FOR EACH ROW WHEN (' || person
         || ') EXECUTE FUNCTION keep_off_duties()';
+    EXECUTE 'CREATE TRIGGER intends_for_itself BEFORE UPDATE ON case_file FOR EACH ROW WHEN (' || person
+        || ') EXECUTE FUNCTION intend_for_yourself()';
     EXECUTE 'CREATE TRIGGER joins_now BEFORE UPDATE OF added_at ON case_member FOR EACH ROW WHEN (' || person
         || ') EXECUTE FUNCTION join_now()';
     EXECUTE 'CREATE TRIGGER sees_groups_now BEFORE INSERT ON owed_since FOR EACH ROW WHEN (' || person
