@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,23 @@ def test_lengths_hold_for_new_stubs_and_older_ones_may_still_be_changed(url: str
         with pytest.raises(psycopg2.errors.CheckViolation, match="lengths"):
             rows(url, insert, tuple(OVERLONG[: 1024 + more] for more in over))
     rows(url, insert, (OVERLONG[:1024], OVERLONG[:1024]))
+
+
+def test_no_row_of_version_2_is_longer_also_where_each_statement_commits_by_itself(url: str) -> None:
+    before, coming = [], []
+    for revision, statements in sorted(revisions("producer").items()):
+        (coming if revision == "0006" else before).append(statements)
+    rows(url, "\n".join(before))
+    for statement in re.sub("--.*", "", coming[0]).split(";"):
+        if statement.strip():
+            rows(url, statement)
+            with suppress(psycopg2.errors.CheckViolation):
+                rows(
+                    url, "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('orders', %s, '', now())",
+                    (f"{len(rows(url, 'SELECT 1 FROM message_stub'))}{OVERLONG}",),
+                )  # fmt: skip
+    found = rows(url, "SELECT schema_version, count(*) FROM message_stub WHERE octet_length(message_id) > 1024 GROUP BY 1")
+    assert dict(found).keys() == {1}
 
 
 WIDEST = {
