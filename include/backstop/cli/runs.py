@@ -58,7 +58,8 @@ def show_one(run_id: Annotated[int, typer.Argument(help="The run's number.")], a
     ended = f"ended {out.cell(run['finished_at'])}" if run["finished_at"] else f"last heard of {out.cell(run['heartbeat_at'])}"
     dry = ", dry run" if run["dry_run"] else ", asked for no resend" if run["no_send"] else ""
     out.line(f"Run {run_id}: {run['duty']} over {run['scope']}, {run['state']}{dry}", style="bold")
-    out.line(f"  started {out.cell(run['started_at'])}, {ended}, judged as of {out.cell(run['as_of'])}")
+    by = f" by the login {run['opened_by']}" if run["opened_by"] else ""
+    out.line(f"  started {out.cell(run['started_at'])}{by}, {ended}, judged as of {out.cell(run['as_of'])}")
     out.line(f"  policy {run['policy_version']}, code {run['code_version']}, stage {run['stage']}")
     if run["error"]:
         out.line(f"  {run['error']}", style="red")

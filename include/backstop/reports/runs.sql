@@ -2,7 +2,7 @@
 
 -- name: runs: runs of a duty, the newest first
 SELECT run_id, duty, scope, state, dry_run, no_send, started_at, finished_at, heartbeat_at, counts, phases, stage, as_of,
-    policy_version, code_version, error
+    policy_version, code_version, error, opened_by
 FROM run
 WHERE (%(duty)s::text IS NULL OR duty = %(duty)s) AND (%(run_id)s::bigint IS NULL OR run_id = %(run_id)s)
 ORDER BY run_id DESC

@@ -5,7 +5,7 @@
 -- name: lock_lease: who holds the duty, if anybody does, and for how long it has not been heard of
 SELECT token::text, run_id, clock_timestamp() - heartbeat_at AS silent
 FROM duty_lease
-WHERE duty = %(duty)s AND scope = %(scope)s
+WHERE duty = %(lease)s AND scope = %(scope)s
 FOR UPDATE;
 
 -- name: insert_run: a new run; as_of is this database's clock
@@ -23,17 +23,18 @@ ON CONFLICT (topic, consumer_group) DO NOTHING;
 
 -- name: take_free_lease: nobody held it; changes no row when somebody was faster
 INSERT INTO duty_lease (duty, scope, token, run_id)
-VALUES (%(duty)s, %(scope)s, %(token)s, %(run_id)s)
+VALUES (%(lease)s, %(scope)s, %(token)s, %(run_id)s)
 ON CONFLICT (duty, scope) DO NOTHING;
 
 -- name: take_over_lease: the holder is dead
 UPDATE duty_lease SET token = %(token)s, run_id = %(run_id)s, heartbeat_at = clock_timestamp()
-WHERE duty = %(duty)s AND scope = %(scope)s;
+WHERE duty = %(lease)s AND scope = %(scope)s;
 
--- name: drop_dead_leases: runs of the duty over other scopes that died; one whose transaction is under way is left alone
+-- name: drop_dead_leases: other runs of the duty that died, dry or not; one whose transaction is under way is left alone
 DELETE FROM duty_lease WHERE (duty, scope) IN (
     SELECT d.duty, d.scope FROM duty_lease d
-    WHERE d.duty = %(duty)s AND d.scope <> %(scope)s AND d.heartbeat_at < clock_timestamp() - %(dead_after)s
+    WHERE d.duty IN (%(duty)s, %(duty)s || ' (dry run)') AND (d.duty, d.scope) <> (%(lease)s, %(scope)s)
+        AND d.heartbeat_at < clock_timestamp() - %(dead_after)s
     FOR UPDATE SKIP LOCKED)
 RETURNING run_id;
 
@@ -45,12 +46,12 @@ WHERE run_id = %(run_id)s AND finished_at IS NULL;
 
 -- name: hold: the run is ours and open, until this transaction ends
 SELECT 1 FROM duty_lease
-WHERE duty = %(duty)s AND scope = %(scope)s AND token = %(token)s AND run_id = %(run_id)s
+WHERE duty = %(lease)s AND scope = %(scope)s AND token = %(token)s AND run_id = %(run_id)s
 FOR KEY SHARE;
 
 -- name: beat: the run lives
 UPDATE duty_lease SET heartbeat_at = clock_timestamp()
-WHERE duty = %(duty)s AND scope = %(scope)s AND token = %(token)s AND run_id = %(run_id)s;
+WHERE duty = %(lease)s AND scope = %(scope)s AND token = %(token)s AND run_id = %(run_id)s;
 
 -- name: show_beat: the same, where people look
 UPDATE run SET heartbeat_at = clock_timestamp() WHERE run_id = %(run_id)s AND finished_at IS NULL;
@@ -60,7 +61,7 @@ UPDATE run SET stage = stage + 1 WHERE run_id = %(run_id)s RETURNING stage;
 
 -- name: give_back_lease: the run ends
 DELETE FROM duty_lease
-WHERE duty = %(duty)s AND scope = %(scope)s AND token = %(token)s AND run_id = %(run_id)s;
+WHERE duty = %(lease)s AND scope = %(scope)s AND token = %(token)s AND run_id = %(run_id)s;
 
 -- name: close_run: how it ended; counts and phases of several tasks add up
 UPDATE run

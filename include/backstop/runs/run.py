@@ -48,7 +48,8 @@ class Run:
     """Judges and promotes, and asks for no resend."""
 
     def _where(self) -> dict[str, Any]:
-        return {"duty": self.duty, "scope": self.scope, "token": self.token, "run_id": self.run_id}
+        lease = _lease(self.duty, self.dry_run)
+        return {"lease": lease, "scope": self.scope, "token": self.token, "run_id": self.run_id}
 
 
 def open_run(
@@ -59,14 +60,16 @@ def open_run(
 
     Raises RunRefused while another one of exactly this scope lives; one that has been silent for `dead_after` is taken over
     and abandoned. Runs of other scopes go on beside it; those silent for DEAD_AFTER are abandoned, because nobody else may
-    ever ask for their scope again. Notes the groups that came to a topic since the run before. ConfigurationError when the
-    database is of an older revision than this program (on a newer one, which only adds, it goes on), or the login may not.
+    ever ask for their scope again. A dry run has a lease of its own, and keeps other dry runs waiting alone. Notes the groups
+    that came to a topic since the run before. ConfigurationError when the database is of an older revision than this program (on
+    a newer one, which only adds, it goes on), or the login may not.
     """
     require_schema(conn)
     keep_policy(conn, settings)
     token = str(uuid.uuid4())
+    lease = _lease(duty, dry_run)
     where: dict[str, Any] = {
-        "duty": duty, "scope": scope, "token": token, "dry_run": dry_run, "no_send": no_send,
+        "duty": duty, "lease": lease, "scope": scope, "token": token, "dry_run": dry_run, "no_send": no_send,
         "policy_version": settings.version, "code_version": __version__,
     }  # fmt: skip
     try:
@@ -74,7 +77,7 @@ def open_run(
             cursor.execute(_SQL["lock_lease"], where)
             holder = cursor.fetchone()
             if holder is not None and holder[2] < dead_after:
-                raise _refused(duty, scope, f"run {holder[1]}, last heard of {holder[2].total_seconds():.1f} s ago")
+                raise _refused(lease, scope, f"run {holder[1]}, last heard of {holder[2].total_seconds():.1f} s ago")
             cursor.execute(_SQL["insert_run"], where)
             run_id, as_of = cursor.fetchone()
             if holder is not None:
@@ -83,7 +86,7 @@ def open_run(
             else:
                 cursor.execute(_SQL["take_free_lease"], {**where, "run_id": run_id})
                 if cursor.rowcount == 0:
-                    raise _refused(duty, scope, "a run that began at the same moment")
+                    raise _refused(lease, scope, "a run that began at the same moment")
             taken = [(topic, group) for topic in settings.topics for group in settings.groups_of(topic)]
             cursor.execute(_SQL["see_groups"], {
                 "topics": [topic for topic, _ in taken], "groups": [group for _, group in taken],
@@ -92,7 +95,7 @@ def open_run(
             for (dead,) in cursor.fetchall():
                 cursor.execute(_SQL["abandon_run"], {"run_id": dead, "by": run_id})
     except pg.LockNotAvailable:
-        raise _refused(duty, scope, "a run whose transaction has not ended yet") from None
+        raise _refused(lease, scope, "a run whose transaction has not ended yet") from None
     except pg.InsufficientPrivilege as error:
         raise ConfigurationError(
             f"This login may not open the run: {drop_details(error)}.",
@@ -225,6 +228,11 @@ def _beat_until(connect: Callable[[], Any], run: Run, seconds: float, stop: thre
     finally:
         if conn is not None:
             conn.close()
+
+
+def _lease(duty: str, dry_run: bool) -> str:
+    """The name of the lease; the control database knows it, too (keep_off_duties)."""
+    return f"{duty} (dry run)" if dry_run else duty
 
 
 def _refused(duty: str, scope: str, holder: str) -> RunRefused:
