@@ -142,3 +142,16 @@ def test_a_persons_dead_run_is_abandoned_by_another_person(world: World, ann: An
     run = open_run(ann, "resend", name_of(["orders"]), world.settings)
     assert world.control("SELECT state FROM run ORDER BY run_id") == [("abandoned",), ("running",)]
     assert world.control("SELECT run_id FROM duty_lease") == [(run.run_id,)] and world.control(LOG) == []
+
+
+def test_the_pages_login_reads_no_table_and_no_column_that_nobody_named(world: World) -> None:
+    world.control("CREATE TABLE told_in_confidence (word text); GRANT ALL ON told_in_confidence TO backstop_duty")
+    world.control("ALTER TABLE dead_letter ADD COLUMN opened_text text")
+    grant(world.postgres.admin_dsn("control"), "control")
+    reads = "SELECT has_column_privilege('backstop_reader', %s, %s, 'SELECT')"
+    for table, column, may in (
+        ("told_in_confidence", "word", False), ("dead_letter", "opened_text", False), ("dead_letter", "state", True),
+        ("run", "opened_by", True), ("dead_letter", "content", False),
+    ):  # fmt: skip
+        assert world.control(reads, (table, column)) == [(may,)], (table, column)
+    world.control("DROP TABLE told_in_confidence; ALTER TABLE dead_letter DROP COLUMN opened_text")
