@@ -18,6 +18,7 @@ from backstop.runs.scope import name_of
 from backstop.runs.speaker import keep_policy
 from backstop.schema.migrate import grant
 from control_world import ROLES, World, servers, world  # noqa: F401
+from triage_world import dead
 
 LOG = "SELECT login, action, subject FROM decision_log ORDER BY entry"
 UNTOUCHED = ("run", "duty_lease", "sweep_look", "resend_batch", "proof", "erasure", "decision_log")
@@ -46,6 +47,66 @@ def told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     code = run_app(list(arguments))
     said = capfd.readouterr()
     return code, said.out + said.err
+
+
+def test_a_person_sees_what_duties_would_do_and_changes_nothing(world: World, ann: Any, capfd: Any) -> None:
+    world.stub("m")
+    world.log("ended", "billing", state="CONSUMING")
+    world.run("consumer_billing", "UPDATE consumer_log SET lease_expires_at = now() - interval '1 hour'")
+    world.control("""
+        INSERT INTO watch_finding (rule, severity, title, body, over_at)
+        VALUES ('backlog_age', 'warning', 't', 'b', now() - interval '9 years')""")
+    dead(world, "d", "poison")
+    for arguments, said in (
+        (("sweep", "--dry-run"), '"due":1'), (("retention", "--dry-run"), '"watch_finding":1'),
+        (("triage", "--dry-run"), "would ask a person"), (("resend", "--dry-run"), "counts"),
+    ):  # fmt: skip
+        code, text = told(capfd, "run", *arguments, "--json")
+        assert code == 0 and said in text.replace(": ", ":").replace("would:", "would "), (arguments, text)
+    assert world.control("SELECT duty, scope, state, dry_run, opened_by FROM run WHERE opened_by = 'ann' ORDER BY run_id") == [
+        (duty, "*", "done", True, "ann") for duty in ("sweep", "retention", "triage", "resend")
+    ]  # fmt: skip
+    ((newest,),) = world.control("SELECT max(run_id) FROM run")
+    assert "by the login ann, ended" in told(capfd, "runs", "show", str(newest))[1]
+    for table in ("duty_lease", "sweep_look", "sweep_place", "resend_request", "decision_log"):
+        assert world.control(f"SELECT * FROM {table}") == [], table
+    assert world.control("SELECT count(*) FROM watch_finding") == [(1,)]
+
+
+REFUSED = (
+    (("run", "reconcile"), "backstop where"), (("run", "reconcile", "--dry-run"), "backstop where"),
+    (("run", "reconcile", "--topic", "orders"), "backstop where"), (("run", "resend"), "--ids"),
+    (("run", "resend", "--topic", "orders"), "--ids"), (("run", "sweep"), "--dry-run"),
+    (("run", "sweep", "--group", "billing"), "--dry-run"), (("run", "triage"), "--dry-run"),
+    (("run", "triage", "--topic", "orders"), "--dry-run"), (("run", "retention", "--now"), "--dry-run"),
+    (("run", "audit"), "the duty itself"), (("run", "watch"), "the duty itself"), (("alerts", "deliver"), "the duty itself"),
+    (("prove", "orders", "--from", "2026-11-01T00:00Z", "--to", "2026-11-02T00:00Z"), "DAG prove"),
+    (("erase", "--topic", "orders", "--id", "gone", "--why", "w"), "--by ann"),
+)  # fmt: skip
+
+
+def test_what_the_duties_alone_may_do_is_refused_in_a_sentence_before_anything_is_touched(
+    world: World, ann: Any, capfd: Any
+) -> None:
+    world.stub("m")
+    world.stub("gone", status="voided")
+    world.control("""
+        INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, route)
+        VALUES ('shop_a', 'orders', 'm', 1, 'r', 'reconcile', 'topic')""")
+    before = world.control("SELECT xmin, * FROM resend_request")
+    seen = {table: world.control(f"SELECT count(*) FROM {table}") for table in UNTOUCHED}
+    for arguments, instead in REFUSED:
+        code, said = told(capfd, *arguments)
+        assert code == 2 and "The login ann does not" in said and instead in said, said
+        assert "unexpected" not in said and "unaffected" in said
+        assert {table: world.control(f"SELECT count(*) FROM {table}") for table in UNTOUCHED} == seen, arguments
+    assert world.control("SELECT xmin, * FROM resend_request") == before
+
+
+def test_a_privilege_that_is_missing_is_said_in_a_sentence(world: World, ann: Any, capfd: Any) -> None:
+    world.control("REVOKE SELECT ON case_file FROM backstop_person")
+    code, said = told(capfd, "cases", "list")
+    assert code == 2 and "This login may not do that: permission denied for table case_file." in said and "unexpected" not in said
 
 
 def test_a_dry_run_keeps_no_duty_waiting(world: World, ann: Any) -> None:

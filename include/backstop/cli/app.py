@@ -37,6 +37,8 @@ COMMANDS = {
     "replay": ("replay", "Plan a replay of a window, show it, ask for it."),
 }
 """Name -> its module, and what `backstop --help` says of it: only the module of the command that was asked for is imported."""
+_MAY_NOT = "42501"
+"""PostgreSQL's code for a privilege that the login has not."""
 
 
 def make_app(wanted: str | None) -> typer.Typer:
@@ -119,6 +121,14 @@ def run_app(arguments: list[str]) -> int:
 
 
 def _say_unexpected(error: Exception) -> int:
+    if getattr(error, "pgcode", None) == _MAY_NOT:
+        _say(
+            f"This login may not do that: {drop_details(error)}.",
+            "What was committed stays valid.",
+            "Use a login that may: docs/how-to/command-line.md names what people's logins do. After an upgrade apply the grants"
+            " (schema/*/privileges.sql).",
+        )
+        return 2
     _say(
         f"Something unexpected: {type(error).__name__}: {drop_details(error)}",
         "What was committed stays valid; every command may be run again.",

@@ -183,6 +183,7 @@ def request_planned(work: Work[IncidentInput]) -> Counts:
 INCIDENT = Duty(
     DUTY,
     steps=(Step("plan", find_plan), Step("request", request_planned, in_dry_run=False)),
+    people=lambda _, dry_run: True,
     unaffected="What was requested is stored with its plan, and is requested once.",
     next_step="Bring it back, then give the same command with the plan's number (--plan).",
 )

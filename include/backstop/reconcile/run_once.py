@@ -94,6 +94,8 @@ RECONCILE = Duty(
         Step("promote", promote_judged, in_dry_run=False),
         Check("requests"),
     ),
+    people=lambda _, dry_run: False,  # also a dry one stages verdicts, and writes what it saw of queues
+    instead="`backstop where TOPIC ID` judges a message now. A dry run is the DAG reconcile's, or with the duties' login.",
     unread=unread,
     unaffected="What the run had promoted stays valid; nothing was decided from its silence, and nothing was sent.",
     next_step="Bring it back; the next run judges what is still due, and finishes a promotion that was begun.",

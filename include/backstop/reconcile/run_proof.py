@@ -65,6 +65,8 @@ def unproven(work: Work[ProveInput]) -> Unavailable | None:
 PROVE = Duty(
     "prove",
     steps=(Step("prove", prove_window), Check("proof")),
+    people=lambda _, dry_run: False,  # others rely on it, so nobody writes one by SQL
+    instead="Start the DAG prove, or run it with the duties' login. `backstop prove --verify` needs neither.",
     unread=unproven,
     unaffected="Nothing was changed.",
     next_step="Bring it back, then prove again.",

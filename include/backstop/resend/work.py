@@ -162,6 +162,8 @@ RESEND = Duty(
         Step("claim_publish_settle", send, goes_on="always"),
         Check("attempts"),
     ),
+    people=lambda given, dry_run: dry_run or given.listing is not None,
+    instead="Look with --dry-run, or ask for messages by their ids (--id, --ids): the duty resend sends them.",
     unaffected="What was published is settled in its shard or will count as unknown; no request is lost.",
     next_step="Bring it back; the next run recovers and goes on.",
 )

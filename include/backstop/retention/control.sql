@@ -74,19 +74,19 @@ SELECT p.ctid FROM progress_history p WHERE p.recorded_at < %(before)s LIMIT %(l
 SELECT p.ctid FROM retry_place p WHERE p.recorded_at < %(before)s LIMIT %(limit)s;
 
 -- name: watch_finding: findings of the watch that are over
-SELECT f.ctid FROM watch_finding f WHERE f.over_at < %(before)s LIMIT %(limit)s FOR UPDATE OF f SKIP LOCKED;
+SELECT f.ctid FROM watch_finding f WHERE f.over_at < %(before)s LIMIT %(limit)s;
 
 -- name: quarantine: broken rows that nobody has met for long
-SELECT q.ctid FROM quarantine q WHERE q.last_seen_at < %(before)s LIMIT %(limit)s FOR UPDATE OF q SKIP LOCKED;
+SELECT q.ctid FROM quarantine q WHERE q.last_seen_at < %(before)s LIMIT %(limit)s;
 
 -- name: anomaly: oddities that nobody has met for long
-SELECT a.ctid FROM anomaly a WHERE a.last_seen_at < %(before)s LIMIT %(limit)s FOR UPDATE OF a SKIP LOCKED;
+SELECT a.ctid FROM anomaly a WHERE a.last_seen_at < %(before)s LIMIT %(limit)s;
 
 -- name: alert: alerts that were delivered, or that nobody was to be told, and whose case, if any, is closed
 SELECT a.ctid FROM alert a
 WHERE coalesce(a.delivered_at, a.ended_at) < %(before)s AND NOT EXISTS (
     SELECT 1 FROM case_file c WHERE c.case_id = a.case_id AND (c.closed_at IS NULL OR c.closed_at >= %(before)s))
-LIMIT %(limit)s FOR UPDATE OF a SKIP LOCKED;
+LIMIT %(limit)s;
 
 -- name: alert_message: what channels were told, once nothing refers to it
 SELECT t.ctid FROM alert_message t WHERE t.sent_at < %(before)s;
@@ -114,7 +114,10 @@ WHERE t.finished_at < %(before)s AND (t.scope <> '*' OR EXISTS (
 AND NOT EXISTS (SELECT 1 FROM {table} o WHERE o.{column} = t.{key});
 
 -- name: one_step: ends such a query
-LIMIT %(limit)s FOR UPDATE OF t SKIP LOCKED;
+LIMIT %(limit)s;
+
+-- name: passing_by: ... and leaves out what somebody is at work on; who only counts may not lock
+FOR UPDATE SKIP LOCKED;
 
 -- name: pointing_at: the tables whose rows point at a table and do not go with its rows
 SELECT c.conrelid::regclass::text, a.attname, f.attname

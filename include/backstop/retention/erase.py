@@ -21,6 +21,7 @@ from backstop.errors import ConfigurationError, DecisionRefused
 from backstop.named_sql import load
 from backstop.records import Counts, Key, StubStatus
 from backstop.runs.decision_log import append
+from backstop.runs.speaker import person
 from backstop.stores.open import open_log_purge, open_stub_purge
 from backstop.stores.purge import LogPurge, StubPurge
 
@@ -64,13 +65,18 @@ def erase(
 ) -> list[Erased]:
     """All of the ids or, where one may not be erased, none of them.
 
-    Raises ConfigurationError without a reason or for an unknown topic, DecisionRefused for a message that is not over, and
-    StoreUnavailable when a database does not answer: the message might be there.
+    Raises ConfigurationError without a reason, for an unknown topic or for a person's own login, DecisionRefused for a message
+    that is not over, and StoreUnavailable when a database does not answer: the message might be there.
     """
     if topic not in settings.topics:
         raise _wrong(f"There is no topic {topic!r}.", f"Name one of: {', '.join(settings.topics)}.")
     if not (why.strip() and who.strip()):
         raise _wrong("An erasure needs who asks for it and why.", 'Say it: --by "..." --why "..."')
+    if (login := person(control)) is not None:
+        raise _wrong(
+            f"The login {login} does not erase: that takes the duties' login, in the database of every producer and consumer.",
+            f"Run it with the duties' login, and say who asks: --by {login}",
+        )
     keys = list(dict.fromkeys(Key(topic, message_id) for message_id in ids))
     with ExitStack() as stack:
         shards = {

@@ -56,7 +56,8 @@ def _steps(
     settings: Settings, control: Any, run: Run, pace: Pace, table: str, chosen: sql.Composable, values: dict[str, Any]
 ) -> Counts:
     counts, rows = Counts(), settings.retention.step_rows
-    delete = sql.SQL(_SQL["delete"]).format(chosen=chosen, table=sql.Identifier(table))
+    locked = chosen if table in BY_RUN else sql.SQL(" ").join([chosen, sql.SQL(_SQL["passing_by"])])
+    delete = sql.SQL(_SQL["delete"]).format(chosen=locked, table=sql.Identifier(table))
     while True:
         if pace.is_over():
             counts.add("unfinished")

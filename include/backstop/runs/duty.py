@@ -26,10 +26,11 @@ import psycopg2
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import AlertsUndelivered, BackstopError, RunError, RunLost, StoreUnavailable, Unavailable
+from backstop.errors import AlertsUndelivered, BackstopError, ConfigurationError, RunError, RunLost, StoreUnavailable, Unavailable
 from backstop.records import Counts
 from backstop.runs.control import connect
-from backstop.runs.run import DEAD_AFTER, EndState, Run, add_counts, close_run, keep_alive, open_run
+from backstop.runs.run import DEAD_AFTER, EndState, Run, add_counts, close_run, keep_alive, open_run, require_schema
+from backstop.runs.speaker import person
 
 T = TypeVar("T")
 GoesOn = Literal["never", "when_away", "always"]
@@ -106,6 +107,10 @@ class Duty(Generic[T]):
     """How much there is to do, which it records; None: nothing, and only steps with `when_idle` are done."""
     counts_first: bool = True
     """False: in one process it costs less to walk than to count."""
+    people: Callable[[T, bool], bool] = lambda _, dry_run: dry_run
+    """Whether a person's own login walks it, by its input and whether the run is dry."""
+    instead: str = "Look with --dry-run, where the command has it; the duty itself does it."
+    """What a person is told to do who may not."""
     unread: Callable[[Work[T]], Unavailable | None] | None = None
     """What the run could not read, as its steps wrote it into the control database; asked when the run ends."""
 
@@ -126,12 +131,14 @@ def walk_duty(
 ) -> Work[T]:  # fmt: skip
     """The whole duty in this process. `check` null: no data checks.
 
-    Raises RunRefused while another run of the scope lives. Whatever else went wrong is raised after the run was closed with it:
+    Raises RunRefused while another run of the scope lives, ConfigurationError for a person's login that may not walk it: both
+    before a run is opened. Whatever else went wrong is raised after the run was closed with it:
     what made the run fail, else Unavailable with everything that did not answer.
     """
     control = connect(settings, connections)
     try:
         with control_answers(duty, settings):
+            _require_duty_login(duty, control, given, dry_run)
             run = open_run(control, duty.name, scope, settings, dry_run=dry_run, dead_after=dead_after, no_send=no_send)
         work = Work(duty, settings, connections, control, run, given)
         errors: list[BaseException] = []
@@ -220,6 +227,17 @@ def control_answers(duty: Duty[Any], settings: Settings) -> Iterator[None]:
             f"The control database ({settings.control}) did not answer: {why[0] if why else 'no reason'}.",
             kept=duty.unaffected, next_step=duty.next_step,
         ) from error  # fmt: skip
+
+
+def _require_duty_login(duty: Duty[T], control: Any, given: T, dry_run: bool) -> None:
+    require_schema(control)
+    login = person(control)
+    if login is not None and not duty.people(given, dry_run):
+        raise ConfigurationError(
+            f"The login {login} does not run {duty.name}{' --dry-run' if dry_run else ''}:"
+            " that writes what the duties' login alone may write.",
+            kept="Nothing was read or changed.", next_step=duty.instead,
+        )  # fmt: skip
 
 
 def _walk(work: Work[T], check: RunCheck | None, errors: list[BaseException]) -> None:

@@ -81,19 +81,19 @@ class PostgresLeases:
 
     def settle(
         self, groups: Sequence[str], untouched: Mapping[str, float], limit: int, endless: bool,
-        decide: Callable[[list[HeldLease]], list[HeldLease]],
+        decide: Callable[[list[HeldLease]], list[HeldLease]] | None,
     ) -> tuple[list[HeldLease], set[tuple[str, str, str]]]:  # fmt: skip
         """Looks at no more than `limit` leases (those without an end if `endless`), takes back what `decide` returns of
-        them, and commits. Returns what was seen, and the (group, topic, id) of what was really taken back.
+        them, and commits. Returns what was seen, and the (group, topic, id) of what was really taken back. `decide` null: it only
+        looks, as a login may that can change nothing.
         """
 
         def work(cursor: Cursor) -> tuple[list[HeldLease], set[tuple[str, str, str]]]:
-            if endless:
-                cursor.execute(_SQL["endless"], {**_untouched(untouched), "limit": limit})
-            else:
-                cursor.execute(_SQL["expired"], {"groups": list(groups), "limit": limit})
+            look = _SQL["endless" if endless else "expired"] + ("" if decide is None else "\n" + _SQL["held"])
+            asked: dict[str, Any] = _untouched(untouched) if endless else {"groups": list(groups)}
+            cursor.execute(look, {**asked, "limit": limit})
             seen = [HeldLease(*row) for row in cursor.fetchall()]
-            wanted = decide(seen)
+            wanted = [] if decide is None else decide(seen)
             if not wanted:
                 return seen, set()
             names = ("groups", "topics", "message_ids", "tokens", "ends", "touched")

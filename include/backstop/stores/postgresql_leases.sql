@@ -27,14 +27,13 @@ SELECT CASE WHEN EXISTS (SELECT 1 FROM pg_constraint WHERE conrelid = 'consumer_
             AND l.state = 'CONSUMED' AND l.consumed_at IS NULL)
     END;
 
--- name: expired: leases to decide on, the oldest first, held until the end of this transaction; those in somebody's hands are skipped
+-- name: expired: leases to decide on, the oldest first
 SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_expires_at::text, l.updated_at::text, l.owner_host,
     l.lease_expires_at <= clock_timestamp() AS is_expired
 FROM consumer_log l
 WHERE l.state = 'CONSUMING' AND l.lease_expires_at <= clock_timestamp() AND l.consumer_group = ANY(%(groups)s::text[])
 ORDER BY l.lease_expires_at
-LIMIT %(limit)s::integer
-FOR UPDATE OF l SKIP LOCKED;
+LIMIT %(limit)s::integer;
 
 -- name: endless: the same for logs without the end of a lease
 SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_expires_at::text, l.updated_at::text, l.owner_host,
@@ -43,7 +42,9 @@ FROM consumer_log l
 JOIN unnest(%(groups)s::text[], %(untouched_seconds)s::float8[]) AS g (consumer_group, seconds) USING (consumer_group)
 WHERE l.state = 'CONSUMING' AND l.lease_expires_at IS NULL
     AND l.updated_at <= clock_timestamp() - g.seconds * interval '1 second'
-LIMIT %(limit)s::integer
+LIMIT %(limit)s::integer;
+
+-- name: held: ... and holds them until the end of this transaction; those in somebody's hands are skipped
 FOR UPDATE OF l SKIP LOCKED;
 
 -- name: reclaim: takes leases back, each only as it was seen and only when it has ended; the token stays its holder's

@@ -27,9 +27,8 @@ def record_look(control: Any, run: Run, moment: str, counted: Counted) -> None:
                 "run_id": run.run_id, "moment": moment, "place": place.place, "expired": place.leases,
                 "oldest_end": place.oldest, "overdue": place.overdue, "without_time": place.without_time,
             })  # fmt: skip
-        if not run.dry_run:
-            for name, goes_on in counted.goes_on.items():
-                cursor.execute(_SQL["goes_on"], {"place": name, "goes_on": goes_on})
+        for name, goes_on in counted.goes_on.items():
+            cursor.execute(_SQL["goes_on"], {"place": name, "goes_on": goes_on})
 
 
 def record_tally(control: Any, run: Run, tally: Tally) -> None:

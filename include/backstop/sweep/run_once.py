@@ -41,11 +41,12 @@ def groups_of_scope(scope: str) -> list[str] | None:
 
 
 def count_before(settings: Settings, connections: Connections, control: Any, run: Run) -> Counted:
-    """What there is to do, recorded as the look before; opens and closes the cases of messages that fail again and again."""
+    """What there is to do. But in a dry run it is recorded as the look before, and the cases of messages that fail again and
+    again are opened and closed."""
     groups = groups_of_scope(run.scope)
     counted = count_ended(settings, connections, control, groups)
-    record_look(control, run, "before", counted)
     if not run.dry_run:
+        record_look(control, run, "before", counted)
         counts, missed = tell_of_failing(settings, connections, control, run, groups)
         counted.missed |= missed
         add_counts(control, run, counts)

@@ -25,7 +25,7 @@ def sweep_database(
     for endless in (False, True):
         while left > 0:
             size = min(SHOWN if dry_run else BATCH, left)
-            seen, taken = leases.settle(groups, untouched, size, endless, _none if dry_run else _ended)
+            seen, taken = leases.settle(groups, untouched, size, endless, None if dry_run else _ended)
             for lease in seen:
                 _count(tally, place, lease, dry_run or lease[:3] in taken, endless)
             left -= len(seen)
@@ -35,10 +35,6 @@ def sweep_database(
 
 def _ended(seen: Sequence[HeldLease]) -> list[HeldLease]:
     return [lease for lease in seen if decide(lease.is_expired, Truth.NO_LOG) is Decision.RECLAIM]
-
-
-def _none(seen: Sequence[HeldLease]) -> list[HeldLease]:
-    return []
 
 
 def _count(tally: Tally, place: str, lease: HeldLease, is_taken: bool, endless: bool) -> None:
