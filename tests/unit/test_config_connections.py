@@ -69,6 +69,7 @@ def test_airflows_json_form_becomes_a_url(connection: dict[str, object], url: st
 @pytest.mark.parametrize(
     ("written", "url"),
     [("postgres://me:x@h:1/db?sslmode=require&cursor=dict", "postgresql://me:x@h:1/db?sslmode=require"),
+     ("postgres://me:x@h:1/db?require_auth=scram-sha-256", "postgresql://me:x@h:1/db?require_auth=scram-sha-256"),
      ("postgres://me:x@h/db?__extra__=%7B%22sslmode%22%3A%20%22verify-full%22%7D", "postgresql://me:x@h/db?sslmode=verify-full"),
      ("mariadb://me:x@h/db?charset=utf8&ssl_ca=/ca.pem", "mysql://me:x@h/db?ssl_ca=%2Fca.pem"),
      ("redis://:x@h:1/2", "redis://:x@h:1/2"), ("https://hooks.example/x?y=z", "https://hooks.example/x?y=z")],

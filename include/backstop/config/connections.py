@@ -26,8 +26,8 @@ _SCHEMES = {
 # What libpq, redis and PyMySQL understand of a connection's extra; the rest is meant for Airflow's own hooks.
 _PARAMETERS = {
     "postgresql": (
-        "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "target_session_attrs", "options",
-        "gssencmode", "application_name", "connect_timeout", "keepalives_idle",
+        "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "require_auth", "target_session_attrs",
+        "options", "gssencmode", "application_name", "connect_timeout", "keepalives_idle",
     ),
     "redis": ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
     "mysql": ("ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity"),
