@@ -5,11 +5,13 @@ The services go away after the run was opened and counted, before its first step
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -17,6 +19,7 @@ import pytest
 
 from backstop import duties
 from backstop.audit.run_once import AuditInput
+from backstop.brokers.redis_streams import RedisStreams
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.dead_letters.replay_incident import IncidentInput, Wanted
@@ -232,14 +235,14 @@ def without(world: System, *services: str) -> None:
     world.connections = Connections(resolver={name: url for name, url in world.urls.items() if name not in services}.get)
 
 
-OTHER = {"kind": "redis_streams", "connection": "other_broker"}
-
-
-def two_brokers(**options: Any) -> Settings:
+def two_brokers(kind: str = "redis_streams", **options: Any) -> Settings:
     """Topic payments has a broker of its own."""
     topics = {"orders": "embedded", "payments": "other"}
     return Settings.model_validate(settings_dict(
-        groups=GROUPS, brokers={"other": {**OTHER, "options": options}, **settings_dict()["brokers"]},
+        groups=GROUPS,
+        brokers={
+            "other": {"kind": kind, "connection": "other_broker", "options": options}, **settings_dict()["brokers"],
+        },
         topics={name: {"broker": broker, "groups": ["billing", "shipping"], "mode": "repair"} for name, broker in topics.items()},
     ))  # fmt: skip
 
@@ -334,3 +337,58 @@ def test_requests_for_a_broker_that_cannot_be_opened_hold_back_no_others(pair: S
     assert pair.rows("control", requests) == [("lost-shop_a", "sent", True), ("lost-payment", "open", True)]
     assert pair.rows("shop_a", "SELECT send_count FROM message_stub WHERE message_id = 'lost-payment'") == [(0,)]
     assert [state for state, _ in runs(pair)] == ["incomplete"]
+
+
+ADAPTER = """
+from backstop.brokers.redis_streams import RedisStreams
+
+class Incomplete:
+    def __init__(self, url, **options):
+        self._inner = RedisStreams(url)
+
+    def __getattr__(self, name):
+        if name == "servers":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._inner.close()
+
+class Mute(RedisStreams):
+    def __init__(self, url, **options):
+        super().__init__(url)
+
+    @property
+    def capabilities(self):
+        raise TimeoutError("it asks its cluster what it can do")
+"""
+
+
+@pytest.mark.parametrize("kind", ["incomplete", "mute"])
+def test_an_installed_adapter_stops_only_the_topics_of_its_broker(
+    pair: System, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_adapter.py").write_text(ADAPTER)
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[backstop.brokers]\n{kind} = other_adapter:{kind.title()}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "other_adapter", raising=False)
+    pair.settings = two_brokers(kind)
+    with RedisStreams(pair.urls["other_broker"]) as broker:
+        broker.create_topic("payments", 2)
+        for group in ("billing", "shipping"):
+            broker.create_group(group, "payments", at="start")
+    pair.stub("lost", "payments", broker="other", send_count=0)
+    with pytest.raises(Unavailable, match=r"has no servers" if kind == "incomplete" else r"Broker other failed: TimeoutError"):
+        walk("reconcile", pair)
+    assert pair.rows("control", "SELECT message_id FROM resend_request ORDER BY 1") == [("lost-shop_a",), ("lost-shop_b",)]
+    walk("resend", pair)
+    with pytest.raises(Unavailable, match="has no servers") if kind == "incomplete" else nullcontext():
+        walk("triage", pair)
+    assert pair.rows("control", "SELECT DISTINCT state FROM resend_request") == [("sent",)]
+    assert "failed" not in {state for state, _ in runs(pair)}

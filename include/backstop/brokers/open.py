@@ -26,6 +26,7 @@ from backstop.errors import ConfigurationError
 _DEFAULT_SEND = timedelta(seconds=10)
 _DURATIONS = frozenset({"visibility", "connect_timeout", "send_timeout", "answer_timeout", "retention"})
 _NUMBERS = frozenset({"delivery_limit", "max_message_bytes", "prefetch", "pull_batch"})
+_METHODS: Final = [*(name for name in vars(Broker) if not name.startswith("_")), "__enter__", "__exit__"]
 _OPTIONS: Final = {
     "redis_streams": {"visibility", "connect_timeout", "send_timeout", "retention", "delivery_limit", "prefix"},
     "activemq": {
@@ -68,6 +69,15 @@ def _open_installed(settings: Settings, connections: Connections, name: str) -> 
     opened: Broker = installed()[broker.kind].load()(
         connections.url(broker.connection), topics=topics, **options
     )
+    # By the class first: a property such as `capabilities` is not asked here.
+    missing = [method for method in _METHODS if not (hasattr(type(opened), method) or hasattr(opened, method))]
+    if missing:
+        raise ConfigurationError(
+            f"brokers.{name}: the adapter for {broker.kind!r} has no {', '.join(missing)}, which"
+            " backstop.brokers.protocol.Broker asks for.",
+            kept="Nothing was sent or read.",
+            next_step="Install a release of the adapter that was made for this version of Backstop.",
+        )
     return opened
 
 

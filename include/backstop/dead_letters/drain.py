@@ -130,9 +130,13 @@ def _require_servers(
     that of another message."""
     for topic, its in settings.topics.items():
         if its.broker == name and (topics is None or topic in topics):
-            servers = ask_reader(broker.servers, topic)
+            servers = ask_reader(_servers, broker, topic)
             with control, control.cursor() as cursor:
                 require_servers(cursor, name, settings.brokers[name].kind, topic, servers)
+
+
+def _servers(broker: Broker, topic: str) -> frozenset[str]:
+    return broker.servers(topic)
 
 
 def groups_of(settings: Settings, broker: str, topics: Sequence[str] | None) -> list[str]:

@@ -19,6 +19,7 @@ import pytest
 
 from backstop.brokers.protocol import (
     LETTER_PAGE_BYTES,
+    Broker,
     DeadLetter,
     DeadLetterReader,
     GroupPosition,
@@ -739,6 +740,15 @@ class Looking(_Fixtures):
         for one in (group, name("other")):
             assert len(receive(adapter.subscribe(one, [topic], "c"), 3)) == 3
         assert adapter.broker.retry_pending(topic, group) == 0
+
+    def test_it_has_every_method_of_the_protocol(self, adapter: ServerUnderTest) -> None:
+        wanted = {name for name in vars(Broker) if not name.startswith("_")} | {"__enter__", "__exit__"}
+        assert wanted <= set(dir(type(adapter.broker)))
+
+    def test_the_servers_of_a_topic_have_the_same_names_at_each_look(self, adapter: ServerUnderTest, topic: str) -> None:
+        names = adapter.broker.servers(topic)
+        assert isinstance(names, frozenset) and all(isinstance(one, str) and one for one in names)
+        assert names == adapter.another().servers(topic)
 
     def test_durability_is_told_as_facts(self, adapter: ServerUnderTest, topic: str, name: Name) -> None:
         findings = adapter.broker.durability([topic, name("no such topic")])
