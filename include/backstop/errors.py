@@ -26,18 +26,21 @@ A message has three parts: what happened, what was not lost, and what to do next
 
 from __future__ import annotations
 
+from backstop.storable_text import escaped
+
 
 class BackstopError(Exception):
     """The root: `what` happened, what `kept` safe, and the `next_step` for the reader.
 
-    `exit_code` is what the command line and the Spark jobs end with.
+    `exit_code` is what the command line and the Spark jobs end with. The three are text that a database can hold, whatever a
+    broker or a store said: they are written into runs.
     """
 
     exit_code = 1
 
     def __init__(self, what: str, *, kept: str, next_step: str) -> None:
-        self.what, self.kept, self.next_step = what, kept, next_step
-        super().__init__(f"{what} {kept} {next_step}")
+        self.what, self.kept, self.next_step = escaped(what), escaped(kept), escaped(next_step)
+        super().__init__(f"{self.what} {self.kept} {self.next_step}")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Executors send errors to the driver by pickle, which would otherwise lose the keyword arguments.

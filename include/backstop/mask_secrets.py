@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from backstop.storable_text import escaped
+
 _SHORT = 8
 
 
@@ -25,7 +27,8 @@ def mask_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def drop_details(error: BaseException) -> str:
-    """The error's text without what a database quoted: DETAIL and CONTEXT hold whole rows, and so contents.
+    """The error's text, such as a database can hold it, without what a database quoted: DETAIL and CONTEXT hold whole rows, and
+    so contents.
 
     It also changes the error and every other one of its chain: whoever logs it later shows no more than their first lines. Errors
     that something replaced (`from None`) are forgotten.
@@ -44,4 +47,4 @@ def drop_details(error: BaseException) -> str:
         if one.__suppress_context__:
             one.__context__ = None
         rest += [before for before in (one.__cause__, one.__context__) if before is not None]
-    return str(error)
+    return escaped(str(error))

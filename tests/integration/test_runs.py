@@ -23,12 +23,14 @@ from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import Settings
-from backstop.errors import BackstopError, ConfigurationError, RunLost, RunRefused, StoreUnavailable
+from backstop.errors import BackstopError, BrokerUnavailable, ConfigurationError, RunLost, RunRefused, StoreUnavailable
+from backstop.named_sql import load as load_sql
 from backstop.records import Counts
 from backstop.runs.control import connect
 from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
 from backstop.runs.watch_parent import EXIT_CODE
 from backstop.schema.revisions import head, whole
+from backstop.verdicts.sources import Sources, guarded
 from backstop_lab.servers.postgres import Postgres
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -269,6 +271,37 @@ def test_closing_a_run_frees_its_scope_and_adds_up_what_its_tasks_counted(conn: 
     assert open_run(conn, "reconcile", "*", settings).run_id > run.run_id
     with pytest.raises(RunLost):
         close_run(conn, run, "done", Counts())
+
+
+@pytest.mark.parametrize(("said", "shown"), [("\x00", "\\x00"), ("\ud800", "\\ud800")])
+def test_whatever_a_broker_said_is_stored_and_the_run_is_closed(conn: Any, settings: Settings, said: str, shown: str) -> None:
+    """A remark of RocketMQ and an error of Jolokia are JSON, which can hold what PostgreSQL refuses."""
+    with Sources(settings, Connections()) as sources:
+        for number, error in enumerate((ValueError(said), BrokerUnavailable(f"It said {said}", kept="k", next_step="n"))):
+            try:
+                with guarded("broker main", BrokerUnavailable):
+                    raise error
+            except BrokerUnavailable as failure:
+                sources.missed(f"broker {number}", failure)
+        missed = dict(sources.unreachable)
+    run = open_run(conn, "triage", "*", settings)
+    with conn, conn.cursor() as cursor:
+        for subject, detail in missed.items():
+            cursor.execute(load_sql("backstop.reconcile", "queries.sql")["stage_read"], {
+                "run_id": run.run_id, "stage": 1, "subject": subject, "rows_read": 0, "complete": False, "detail": detail,
+                "lineage": None,
+            })  # fmt: skip
+    assert rows(conn, "SELECT subject, detail FROM staged_read ORDER BY 1") == [
+        ("broker 0", f"Broker main failed: ValueError: {shown}."), ("broker 1", f"It said {shown}"),
+    ]  # fmt: skip
+    close_run(conn, run, "incomplete", Counts(), error=f"It said {said}")
+    for end in (ValueError(said), BrokerUnavailable(f"It said {said}", kept=said, next_step=said)):
+        run = open_run(conn, "triage", "*", settings)
+        close_run(conn, run, "failed", Counts(), error=end)
+    assert rows(conn, "SELECT state, error FROM run ORDER BY run_id") == [
+        ("incomplete", f"It said {shown}"), ("failed", shown), ("failed", f"It said {shown} {shown} {shown}"),
+    ]  # fmt: skip
+    assert rows(conn, "SELECT * FROM duty_lease") == []
 
 
 def test_a_spark_job_finds_the_run_it_was_given_only_with_its_token(conn: Any, settings: Settings) -> None:

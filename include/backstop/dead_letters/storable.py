@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from backstop.brokers.protocol import DeadLetter
 from backstop.records import ID_BYTES, TOPIC_BYTES
+from backstop.storable_text import escaped
 
 NAME_BYTES = TOPIC_BYTES
 """As the client checks them: with these an index entry has room."""
@@ -86,8 +87,3 @@ def make_storable(letter: DeadLetter) -> DeadLetter:
         partition_key=None if letter.partition_key is None else text("partition key", letter.partition_key),
         properties=properties, invalid="; ".join(wrong) or None,
     )  # fmt: skip
-
-
-def escaped(text: str) -> str:
-    """Text that a database can hold: NUL and lone surrogates as their escapes."""
-    return text.encode(errors="backslashreplace").decode().replace("\x00", "\\x00")

@@ -19,6 +19,7 @@ from backstop.resend.claim import Claimed, Request, Worker
 from backstop.resend.policy import Decision, NotNeeded, Postpone, Route, Send
 from backstop.resend.request import FOR_GOOD
 from backstop.runs.run import hold
+from backstop.storable_text import escaped
 from backstop.stores.protocol import Settlement, StubStore
 
 _SQL = load("backstop.resend", "queries.sql")
@@ -102,7 +103,7 @@ def end_requests(worker: Worker, claimed: Claimed, ends: Mapping[int, End]) -> i
 
 def storable(text: str | None) -> str | None:
     """Error text that PostgreSQL takes, of bounded length."""
-    return None if text is None else text.replace("\x00", "\ufffd")[:_LONGEST_ERROR]
+    return None if text is None else escaped(text)[:_LONGEST_ERROR]
 
 
 def _error(receipt: Receipt) -> str | None:

@@ -25,6 +25,7 @@ from backstop.mask_secrets import drop_details
 from backstop.named_sql import load
 from backstop.runs.speaker import keep_policy
 from backstop.schema.revisions import head
+from backstop.storable_text import escaped
 
 _SQL = load("backstop.runs", "queries.sql")
 DEAD_AFTER = timedelta(minutes=2)
@@ -177,8 +178,8 @@ def close_run(
 
     A lost run that wants to end as failed is left as it is: whoever took it over has already written why.
     """
-    if isinstance(error, BaseException):
-        error = drop_details(error).strip()
+    if error is not None:
+        error = drop_details(error).strip() if isinstance(error, BaseException) else escaped(error)
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["give_back_lease"], run._where())
         if cursor.rowcount == 0:
