@@ -38,4 +38,4 @@ def test_the_rule_of_letters_that_are_met_again(
     met: Met,
 ) -> None:  # fmt: skip
     letter = DeadLetter("q", "id", "g", "t", "m", b"", b"{}", died_at=died)
-    assert met_again(letter, Stored("id", "t", "g", stored_died, batch, acknowledged), BEGAN, first_batch) is met
+    assert met_again(letter, Stored("id", "t", "g", "m", stored_died, batch, acknowledged), BEGAN, first_batch) is met
