@@ -78,6 +78,7 @@ class SparkDutyOperator(BaseOperator):
         if self.opened["due"] is None:
             from airflow.sdk.exceptions import AirflowSkipException
 
+            log.info("backstop: nothing is due")  # the log of a skipped task does not show its reason
             raise AirflowSkipException("nothing is due")
         if self.here is not None and int(self.opened["due"]) < spark_from():
             log.info("backstop: %s", self.here(self.opened, context["ti"]))
