@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from quick_postgres import copied_data
 from suite_time import SuiteTime
@@ -28,6 +29,10 @@ for name, value in {
 java_home = ROOT / ".local" / "java_home"
 if java_home.exists():
     os.environ.setdefault("JAVA_HOME", java_home.read_text(encoding="utf-8").strip())
+
+# An example's time on a busy machine says nothing of the code: `hostile text` and its like measure by themselves.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
