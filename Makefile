@@ -110,7 +110,7 @@ pin-images: ## the digests of the base images, into docker-compose.yaml and dock
 
 lint: setup ## ruff and the import rules
 	@$(PY) -m ruff check .
-	@.venv/bin/lint-imports
+	@PYTHONPATH=$(CURDIR) .venv/bin/lint-imports
 
 types: setup ## mypy, strict on include/
 	@$(PY) -m mypy

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from backstop.config.connections import Connections
 from backstop.config.load import load
-from backstop.errors import BackstopError
+from backstop.model.errors import BackstopError
 from backstop.schema.migrate import grant
 from backstop.schema.prepare import prepare
 

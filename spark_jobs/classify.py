@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.dead_letters.classify import Logs, bounds, close_stage, rules_of, stage_range
-from backstop.records import Counts
-from backstop.runs.control import connect
-from backstop.runs.job import main_of
+from backstop.control.connection import connect
+from backstop.model.records import Counts
 from backstop.runs.run import Run, begin_stage
+from backstop.spark.job import main_of
+from backstop.triage.causes.classify import Logs, bounds, close_stage, rules_of, stage_range
 
 RANGE = 20_000
 """Letters of one task: many tasks even out, and each costs its connections."""

@@ -12,12 +12,12 @@ from pyspark.sql import SparkSession
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.control.connection import connect
+from backstop.model.records import Counts
 from backstop.reconcile.judge import judge
-from backstop.records import Counts
-from backstop.runs.control import connect
-from backstop.runs.job import main_of
 from backstop.runs.run import Run
 from backstop.runs.scope import scope_of
+from backstop.spark.job import main_of
 
 
 def run(spark: SparkSession, settings: Settings, connections: Connections, run: Run) -> Counts:

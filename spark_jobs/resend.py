@@ -13,15 +13,15 @@ from datetime import datetime
 import pandas as pd
 from pyspark.sql import SparkSession
 
-from backstop import errors
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import BackstopError
-from backstop.records import Counts
+from backstop.model import errors
+from backstop.model.errors import BackstopError
+from backstop.model.records import Counts
 from backstop.resend.claim import find_due
 from backstop.resend.work import a_worker, now, prepare, require_all_reachable, run_once, work
-from backstop.runs.job import main_of
 from backstop.runs.run import Run, add_counts
+from backstop.spark.job import main_of
 
 REPORT = "counts string, missed string, error string"
 

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.records import Counts
-from backstop.runs.control import connect
-from backstop.runs.job import main_of
+from backstop.control.connection import connect
+from backstop.model.records import Counts
 from backstop.runs.run import Run
+from backstop.spark.job import main_of
 from backstop.sweep.parts import Part, part_of
 from backstop.sweep.run_once import LIMIT, groups_of_scope, sweep_all
 from backstop.sweep.sweep_part import sweep_part

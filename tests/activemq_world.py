@@ -24,7 +24,7 @@ from backstop.brokers.activemq import ActiveMQ, Names
 from backstop.brokers.open import open_broker
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.records import Counts, Key, Message, Outcome
+from backstop.model.records import Counts, Key, Message, Outcome
 from backstop_lab.servers.postgres import Postgres
 from system import settings_dict
 
@@ -225,7 +225,7 @@ class Listener:
 
 
 def triage(world: World) -> Counts:
-    from backstop.dead_letters.run_once import run_duty
+    from backstop.triage.run_once import run_duty
 
     return run_duty(world.settings, world.connections)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg2
 
-from backstop.named_sql import load
+from backstop.sql.named import load
 from backstop_lab.checker import check
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.receive_alerts import Received

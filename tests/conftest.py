@@ -56,7 +56,7 @@ def quick_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """The session as the duties start it; its workers find the jobs, too."""
-    from backstop.runs.spark_session import start_session
+    from backstop.spark.session import start_session
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "include")]))

@@ -17,9 +17,9 @@ from backstop.brokers.open import open_broker
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.config.settings import Settings
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.evidence.judge_by_key import Judge, Judged
 from backstop.schema.migrate import migrate
-from backstop.verdicts.judge import Judge, Judged
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 
@@ -100,7 +100,7 @@ class World:
 
     def judge(self, message_id: str, topic: str = "orders") -> dict[str, Judged]:
         """Each group's verdict on a message at this moment."""
-        from backstop.records import Key
+        from backstop.model.records import Key
 
         with Judge(self.settings, self.connections, self.conn) as judge:
             return {judged.consumer_group: judged for judged in judge.judge([Key(topic, message_id)])}

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from backstop.alerts.run_once import run_once as deliver_alerts
-from backstop.cases.decide import decide
+from backstop.checks.run import run_suite
 from backstop.config.connections import Connections
-from backstop.dead_letters.run_once import run_duty as triage
-from backstop.errors import Unavailable
-from backstop.quality.audit import run_suite
+from backstop.control.connection import connect
+from backstop.decisions.decide import decide
+from backstop.model.errors import Unavailable
 from backstop.reconcile.run_once import run_once as reconcile
 from backstop.resend.work import run_duty as resend
-from backstop.runs.control import connect
 from backstop.runs.run import Run
-from backstop.runs.spark_session import start_session
+from backstop.spark.session import start_session
 from backstop.sweep.run_once import run_duty as sweep
+from backstop.triage.run_once import run_duty as triage
 from backstop_lab.demo.choose_answer import choose_answer
 from backstop_lab.demo.settle_down import still_open
 from backstop_lab.demo.stage import Stage

@@ -20,7 +20,7 @@ import redis
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Consumer, Front, RedisExchange, RedisGuard
-from backstop.records import Counts, Message
+from backstop.model.records import Counts, Message
 from backstop.schema.revisions import whole
 from backstop_lab.chaos.servers import Server, find_faketime
 from backstop_lab.servers.valkey import Valkey

@@ -7,7 +7,7 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
-from backstop.records import Key
+from backstop.model.records import Key
 from backstop.sweep.foreign.open import open_foreign
 from backstop.sweep.foreign.protocol import ForeignLeases, LogStanding, Told
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from backstop.client.lease_store import InDatabase, InRedis, LeaseStore
-from backstop.errors import LeaseLost
 from backstop.leases import guard
 from backstop.leases.front import Front
 from backstop.leases.lease import Acquired, Arrival, Begun, Busy, Done
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_guard import RedisGuard
 from backstop.leases.redis_records import read_record
-from backstop.stores.postgresql_leases import PostgresLeases
+from backstop.model.errors import LeaseLost
+from backstop.stores.postgresql.leases import PostgresLeases
 from backstop.sweep.ask_log import GroupLog
 from backstop.sweep.redis_bucket import Bucket
 from backstop.sweep.sample_redis import sample_redis

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from backstop.dead_letters.classify import classify_letters
-from backstop.dead_letters.promote_causes import promote_causes
-from backstop.quality.audit import run_suite
-from backstop.records import Counts
-from backstop.runs.control import connect
+from backstop.checks.run import run_suite
+from backstop.control.connection import connect
+from backstop.model.records import Counts
 from backstop.runs.run import Run
+from backstop.triage.causes.classify import classify_letters
+from backstop.triage.causes.promote_causes import promote_causes
 from resend_world import TOPIC, World
 
 GROUP = "billing"

@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 import psycopg2
 
-from backstop.cases.decide import decide
 from backstop.cases.open import open_case
 from backstop.client import SendPolicy, record
 from backstop.config.connections import Connections
 from backstop.config.load import load
+from backstop.decisions.decide import decide
 from backstop_lab.platform import PROJECT, Platform
 from backstop_lab.servers.airflow_api import FINISHED, AirflowApi, AirflowUnavailable
 

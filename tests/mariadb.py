@@ -12,7 +12,7 @@ from typing import Any, Self
 import pymysql
 import pytest
 
-from backstop.private_file import write_private
+from backstop.model.private_file import write_private
 from backstop_lab.servers.child import Child
 from backstop_lab.servers.ports import LOOPBACK, free_port
 from backstop_lab.servers.postgres import server_environment

@@ -27,7 +27,7 @@ from backstop.client.keep_connection import KeptConnection
 from backstop.leases import parking
 from backstop.leases.lease import Acquired
 from backstop.leases.queue_owner import OwnedQueue
-from backstop.records import Counts, Message
+from backstop.model.records import Counts, Message
 from guard_machine import KeptDatabase
 
 AT_ONCE, HOURS = timedelta(microseconds=1), timedelta(hours=1)

@@ -11,7 +11,7 @@ from typing import Any
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import OrderedConsumer, Retries, Work
 from backstop.leases import parking
-from backstop.records import Counts, Message
+from backstop.model.records import Counts, Message
 from client_world import GROUP, TOPIC, Database
 
 SOON = timedelta(milliseconds=20)

@@ -20,15 +20,15 @@ from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.config.settings import Settings
-from backstop.records import SEND_HEADER, Counts
+from backstop.control.connection import connect
+from backstop.evidence.sources import Sources
+from backstop.model.records import SEND_HEADER, Counts
+from backstop.requests.ask import Ask, ask, ramped_topics
 from backstop.resend.claim import Worker
-from backstop.resend.request import Ask, ask, ramped_topics
 from backstop.resend.work import a_worker, now, prepare, run_once, work
-from backstop.runs.control import connect
 from backstop.runs.run import Run, close_run, open_run
 from backstop.runs.scope import name_of
 from backstop.schema.migrate import migrate
-from backstop.verdicts.sources import Sources
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 

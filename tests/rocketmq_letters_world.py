@@ -15,19 +15,19 @@ from psycopg2.extras import Json
 
 from backstop.brokers.open import open_broker
 from backstop.brokers.rocketmq.adapter import RocketMQ
-from backstop.brokers.rocketmq.codes import Ask, Said
-from backstop.brokers.rocketmq.exchange import only_answers
-from backstop.brokers.rocketmq.frames import Request
-from backstop.brokers.rocketmq.names import dead_letter_topic, encode_group, encode_topic
-from backstop.brokers.rocketmq.stored import Stored, read_stored
+from backstop.brokers.rocketmq.message.names import dead_letter_topic, encode_group, encode_topic
+from backstop.brokers.rocketmq.message.stored import Stored, read_stored
+from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.exchange import only_answers
+from backstop.brokers.rocketmq.wire.frames import Request
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.dead_letters import run_once
-from backstop.dead_letters.drain import Bounds, drain_all
-from backstop.records import ID_HEADER, Counts, Message, Outcome
+from backstop.control.connection import connect
+from backstop.model.records import ID_HEADER, Counts, Message, Outcome
 from backstop.resend.work import run_duty as resend_duty
-from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
+from backstop.triage import run_once
+from backstop.triage.drain.drain import Bounds, drain_all
 from backstop_lab.servers.postgres import Postgres
 from rocketmq_server import RocketMQ as Server
 from system import settings_dict

@@ -8,14 +8,14 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
-from backstop.brokers.rocketmq.address import Address
-from backstop.brokers.rocketmq.clock import Clock
-from backstop.brokers.rocketmq.look import Looker
-from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.retries import RetryReader
-from backstop.brokers.rocketmq.route import Routes
-from backstop.brokers.rocketmq.schedule import Schedule
-from backstop.brokers.rocketmq_delay_levels import parse_levels
+from backstop.brokers.rocketmq.inspect.clock import Clock
+from backstop.brokers.rocketmq.inspect.look import Looker
+from backstop.brokers.rocketmq.inspect.retries import RetryReader
+from backstop.brokers.rocketmq.inspect.schedule import Schedule
+from backstop.brokers.rocketmq.routes.route import Routes
+from backstop.brokers.rocketmq.wire.address import Address
+from backstop.brokers.rocketmq.wire.pool import Pool
+from backstop.config.rocketmq_delay_levels import parse_levels
 from rocketmq_server import RocketMQ
 
 WAIT = 60.0

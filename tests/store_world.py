@@ -17,8 +17,8 @@ import psycopg2
 from psycopg2 import sql
 
 from backstop.schema.migrate import migrate
-from backstop.stores.postgresql_logs import PostgresLogs
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.postgresql.logs import PostgresLogs
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import LogStore, Scan, StubStore
 from backstop_lab.servers.postgres import Postgres
 

@@ -16,7 +16,7 @@ from psycopg2.extras import Json
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.records import Key, Message, Outcome
+from backstop.model.records import Key, Message, Outcome
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from backstop.config.load import from_mapping
-from backstop.dead_letters.apply import decide_and_apply
-from backstop.dead_letters.settle_replays import settle_replays
-from backstop.records import Counts
+from backstop.model.records import Counts
 from backstop.resend.work import run_duty as resend_duty
 from backstop.runs.run import close_run, open_run
+from backstop.triage.decide.apply import decide_and_apply
+from backstop.triage.decide.settle_replays import settle_replays
 from control_world import World, written_settings
 from letters import INSERT, values
 

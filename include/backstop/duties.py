@@ -11,13 +11,13 @@ _WHERE = {
     "reconcile": "backstop.reconcile.run_once:RECONCILE",
     "resend": "backstop.resend.work:RESEND",
     "sweep": "backstop.sweep.run_once:SWEEP",
-    "triage": "backstop.dead_letters.run_once:TRIAGE",
+    "triage": "backstop.triage.run_once:TRIAGE",
     "retention": "backstop.retention.run_once:RETENTION",
     "audit": "backstop.audit.run_once:AUDIT",
     "prove": "backstop.reconcile.run_proof:PROVE",
-    "watch": "backstop.health.watch:WATCH",
+    "watch": "backstop.watch.run_once:WATCH",
     "deliver_alerts": "backstop.alerts.run_once:DELIVER_ALERTS",
-    "incident": "backstop.dead_letters.replay_incident:INCIDENT",
+    "incident": "backstop.incidents.replay:INCIDENT",
 }
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from backstop.errors import BackstopError
+from backstop.model.errors import BackstopError
 from backstop_lab import supervise
 from backstop_lab.platform import DEFAULT_ROOT
 from backstop_lab.run_main import run_main

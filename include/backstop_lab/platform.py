@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from backstop.errors import ConfigurationError
-from backstop.private_file import write_private
+from backstop.model.errors import ConfigurationError
+from backstop.model.private_file import write_private
 from backstop_lab.broker_kinds import EMBEDDED, KINDS
 from backstop_lab.servers.airflow import Airflow
 from backstop_lab.servers.broker_server import BrokerServer

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from backstop.config.load import load
 from backstop.config.settings import Settings
-from backstop.private_file import write_private
+from backstop.model.private_file import write_private
 from backstop_lab.platform import PROJECT, Platform
 from backstop_lab.run_main import INTERRUPTED
 from backstop_lab.servers.airflow import CALM, Airflow

@@ -12,11 +12,11 @@ import pytest
 from backstop.alerts.run_once import run_once as deliver_alerts
 from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.cases.decide import decide
 from backstop.config.connections import Connections
-from backstop.dead_letters.run_once import run_duty as triage
+from backstop.control.connection import connect
+from backstop.decisions.decide import decide
 from backstop.resend.work import run_duty as resend
-from backstop.runs.control import connect
+from backstop.triage.run_once import run_duty as triage
 from backstop_lab.demo import die
 from backstop_lab.demo.accounting import run_checker
 from backstop_lab.demo.choose_answer import choose_answer

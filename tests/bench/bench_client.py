@@ -17,7 +17,7 @@ from backstop.client import SendPolicy, record, record_many, send, send_many
 from backstop.client.keep_connection import KeptConnection
 from backstop.client.stub_writer import NewMessage
 from backstop.leases import guard
-from backstop.records import Message
+from backstop.model.records import Message
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

@@ -19,9 +19,9 @@ import yaml
 from backstop.brokers.redis_streams import Keys
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
-from backstop.dead_letters.drain import drain_all
 from backstop.runs.run import close_run, open_run
 from backstop.schema.revisions import whole
+from backstop.triage.drain.drain import drain_all
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from bench.measure import ROOT, RUNS, Row, median, said

@@ -14,12 +14,12 @@ import psycopg2
 import log_templates
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
-from backstop.dead_letters.classify import classify_letters
-from backstop.dead_letters.group_texts import group_texts
-from backstop.dead_letters.promote_causes import promote_causes
-from backstop.runs.control import connect
+from backstop.control.connection import connect
 from backstop.runs.run import close_run, open_run
 from backstop.schema.revisions import whole
+from backstop.triage.causes.classify import classify_letters
+from backstop.triage.causes.group_texts import group_texts
+from backstop.triage.causes.promote_causes import promote_causes
 from backstop_lab.servers.postgres import Postgres
 from bench.measure import ROOT, RUNS, Row
 
@@ -51,7 +51,7 @@ def rate(full: bool) -> list[Row]:
     sys.path.insert(0, str(ROOT))
     from spark_jobs.classify import run as classify_on_spark
 
-    from backstop.runs.spark_session import start_session
+    from backstop.spark.session import start_session
 
     letters = FULL if full else LETTERS
     settings = from_mapping(_settings())

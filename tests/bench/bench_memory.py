@@ -45,7 +45,7 @@ def _peak(here: World) -> int:
 
 
 def _job(here: World) -> None:
-    from backstop.runs.spark_session import start_session
+    from backstop.spark.session import start_session
     from bench.bench_reconcile import judge_once
 
     spark = start_session("bench memory", "local[2]")

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from backstop.quality.audit import run_suite
+from backstop.checks.run import run_suite
+from backstop.control.connection import connect
 from backstop.reconcile.judge import judge
 from backstop.reconcile.promote import promote
-from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
-from backstop.runs.spark_session import start_session
+from backstop.spark.session import start_session
 from backstop.stores.protocol import Scope
 from bench.measure import RUNS, Row, median, said
 from bench.world import World, world

@@ -10,11 +10,11 @@ import statistics
 import time
 from typing import Any
 
+from backstop.control.connection import connect
+from backstop.model.records import Counts
 from backstop.reconcile.judge import judge
-from backstop.records import Counts
-from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
-from backstop.runs.spark_session import start_session
+from backstop.spark.session import start_session
 from backstop.stores.protocol import Scope
 from bench.measure import RUNS, Row, alternating, median, said
 from bench.peers import obvious_spark_job, sql_by_hand

@@ -12,11 +12,11 @@ from typing import Any
 
 import psycopg2
 
-from backstop.dead_letters.apply import decide_and_apply
-from backstop.dead_letters.settle_replays import settle_replays
+from backstop.control.connection import connect
 from backstop.resend.work import a_worker, now, prepare, work
-from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
+from backstop.triage.decide.apply import decide_and_apply
+from backstop.triage.decide.settle_replays import settle_replays
 from bench.measure import RUNS, Row, median, said
 from bench.world import World, world
 

@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.records import Message
-from backstop.resend.request import Ask, ask
+from backstop.control.connection import connect
+from backstop.model.records import Message
+from backstop.requests.ask import Ask, ask
 from backstop.resend.work import a_worker, now, prepare, work
-from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
 from bench.measure import RUNS, Row, median, said
 from bench.world import TOPICS, World, world

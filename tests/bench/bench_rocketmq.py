@@ -12,10 +12,10 @@ from typing import Any
 
 from backstop.brokers.rocketmq import RocketMQ
 from backstop.config.connections import Connections
-from backstop.records import Message, Outcome
-from backstop.resend.request import Ask, ask
+from backstop.control.connection import connect
+from backstop.model.records import Message, Outcome
+from backstop.requests.ask import Ask, ask
 from backstop.resend.work import a_worker, now, prepare, work
-from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
 from bench.measure import RUNS, Row, median, said, seconds
 from bench.world import GROUPS, QUEUES, TOPICS, World, world

@@ -23,8 +23,8 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.brokers.redis_streams.keys import Keys, id_of
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.named_sql import load
 from backstop.schema.revisions import whole
+from backstop.sql.named import load
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from bench.measure import ROOT, said

@@ -18,7 +18,7 @@ import psycopg2
 from psycopg2.extensions import connection as Connection
 
 from backstop.client import Consumer, SendPolicy, Work, record, send
-from backstop.records import Message
+from backstop.model.records import Message
 from client_world import GROUP, TOPIC, open_broker
 
 BOUNDARY = sys.argv[2]

@@ -12,13 +12,13 @@ from typing import Any
 
 from backstop.brokers.protocol import DeadLetter, DeadLetterReader
 from backstop.brokers.redis_streams.drain import RedisDeadLetters
-from backstop.brokers.rocketmq.drain import RocketMQLetters
+from backstop.brokers.rocketmq.dead_letters.drain import RocketMQLetters
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.dead_letters import drain as subject
-from backstop.dead_letters import store_page
-from backstop.runs.control import connect
+from backstop.control.connection import connect
 from backstop.runs.run import find
+from backstop.triage.drain import drain as subject
+from backstop.triage.drain import store_page
 
 case = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 boundary, pages = case["boundary"], iter(range(1, 1000))

@@ -12,8 +12,8 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.control.connection import connect
 from backstop.reconcile import promote as subject
-from backstop.runs.control import connect
 from backstop.runs.run import find
 
 

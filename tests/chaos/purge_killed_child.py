@@ -14,7 +14,7 @@ from psycopg2.extensions import cursor as Cursor
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.retention import purge_control, run_once
-from backstop.stores import postgresql_purge as stores
+from backstop.stores.postgresql import purge as stores
 
 
 def die(*_: Any, **__: Any) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from backstop.named_sql import load
-from backstop.records import Key, Message
+from backstop.model.records import Key, Message
+from backstop.sql.named import load
 from backstop_lab.chaos import checker
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

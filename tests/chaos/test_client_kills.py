@@ -13,7 +13,7 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Consumer, Work
-from backstop.records import Counts, Message
+from backstop.model.records import Counts, Message
 from backstop_lab.servers.valkey import Valkey
 from client_world import (  # noqa: F401
     CHILD,

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from backstop.errors import StoreUnavailable
+from backstop.model.errors import StoreUnavailable
 from backstop.reconcile.run_once import run_once
 from backstop.resend import work
 from backstop_lab.servers.postgres import Postgres

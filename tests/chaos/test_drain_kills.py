@@ -16,11 +16,11 @@ import redis
 from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams import Keys
 from backstop.brokers.redis_streams.drain import RedisDeadLetters
-from backstop.dead_letters import drain as subject
-from backstop.dead_letters.drain import Bounds, drain_all
-from backstop.errors import BrokerUnavailable
-from backstop.records import Counts
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.records import Counts
 from backstop.runs.run import close_run, open_run
+from backstop.triage.drain import drain as subject
+from backstop.triage.drain.drain import Bounds, drain_all
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from forked import run_forked

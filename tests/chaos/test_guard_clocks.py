@@ -10,8 +10,8 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client.lease_store import LeaseStore
-from backstop.errors import LeaseLost
 from backstop.leases.lease import Acquired, Busy, Done
+from backstop.model.errors import LeaseLost
 from backstop_lab.chaos.servers import Server
 from client_world import GROUP, Database
 from fault_world import (  # noqa: F401

@@ -16,7 +16,7 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import RedisExchange, RedisGuard, leased
 from backstop.client.lease_store import LeaseStore
 from backstop.leases.lease import Acquired, Busy, Done
-from backstop.records import Message
+from backstop.model.records import Message
 from backstop_lab.chaos.servers import Server
 from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database

@@ -11,7 +11,7 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Row, row_lock
-from backstop.records import Message
+from backstop.model.records import Message
 from backstop_lab.chaos.servers import Server
 from client_world import Database
 from fault_world import (  # noqa: F401

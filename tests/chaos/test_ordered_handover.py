@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.records import Message
+from backstop.model.records import Message
 from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, Database, broker, consumer, postgres, valkey  # noqa: F401
 from ordered_world import make_empty

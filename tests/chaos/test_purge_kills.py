@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from backstop.records import Key
+from backstop.evidence.judge_by_key import Judge
+from backstop.model.records import Key
 from backstop.retention.run_once import run_duty
 from backstop.stores.open import open_log_purge
 from backstop.stores.purge import FIRST_LOG
-from backstop.verdicts.judge import Judge
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from forked import run_forked

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from backstop.private_file import write_private
+from backstop.model.private_file import write_private
 from backstop.resend import ramp, work
 from forked import run_forked
 from resend_world import TOPIC, World, ids, servers, world  # noqa: F401

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from backstop.private_file import write_private
+from backstop.model.private_file import write_private
 from backstop.resend import send_claimed, work
 from backstop.resend.work import now
 from forked import run_forked

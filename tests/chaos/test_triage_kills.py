@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from backstop.cases.decide import decide
-from backstop.dead_letters import apply
-from backstop.dead_letters.apply import decide_and_apply
-from backstop.records import Counts
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.decisions.decide import decide
+from backstop.model.records import Counts
 from backstop.runs.run import close_run, open_run
+from backstop.triage.decide import apply
+from backstop.triage.decide.apply import decide_and_apply
 from control_world import World, servers, world  # noqa: F401
 from forked import run_forked
 from triage_world import cases, dead, letter, letters, look_now, requests, resend, triage

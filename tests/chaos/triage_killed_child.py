@@ -8,12 +8,12 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from backstop.cases.decide import decide
 from backstop.config.connections import Connections
 from backstop.config.load import load
-from backstop.dead_letters import answer, apply, settle_replays
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.decisions.decide import decide
 from backstop.runs.run import open_run
+from backstop.triage.decide import answer, apply, settle_replays
 
 
 def die(*_: Any, **__: Any) -> Any:

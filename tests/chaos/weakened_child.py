@@ -138,7 +138,7 @@ def store_whenever_it_comes() -> None:
 
 
 def no_clock_is_looked_at() -> None:
-    from backstop.verdicts.read_evidence import Clocks
+    from backstop.evidence.read import Clocks
 
     Clocks.within = lambda self, other, allowed: True
 
@@ -177,7 +177,7 @@ def publish_after_the_claim() -> None:
 def claims_exclude_nobody() -> None:
     """Requests are looked at instead of claimed, and a send number is anybody's."""
     from backstop.resend import claim
-    from backstop.stores import postgresql_stubs
+    from backstop.stores.postgresql import stubs as postgresql_stubs
 
     slow_publish()
     requests = dict(claim._SQL)
@@ -200,8 +200,8 @@ def claims_exclude_nobody() -> None:
 
 def judge_never_again() -> None:
     """A request is sent as it was asked for, whatever has happened since."""
+    from backstop.requests.policy import Send
     from backstop.resend import claim
-    from backstop.resend.policy import Send
 
     claim.decide = lambda asked, requested_by, judged, **rest: Send(None if asked is None else tuple(asked), "topic")
 

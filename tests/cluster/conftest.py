@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster_world import Cluster
 
-from backstop.runs.pack_environment import pack
+from backstop.spark.pack_environment import pack
 from backstop_lab.servers.ports import LOOPBACK
 
 

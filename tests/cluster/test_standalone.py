@@ -13,7 +13,7 @@ import pytest
 from cluster_world import Cluster, Submitter, passwords
 
 from backstop.config.connections import Connections
-from backstop.records import Counts
+from backstop.model.records import Counts
 from backstop.runs.run import close_run, open_run
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

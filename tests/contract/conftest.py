@@ -24,12 +24,12 @@ from backstop.brokers.activemq.session import Address, Pool
 from backstop.brokers.protocol import Broker, Received, Subscription
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.brokers.rocketmq.adapter import RocketMQ
-from backstop.brokers.rocketmq.names import encode_group, encode_topic
-from backstop.brokers.rocketmq.properties import own_headers
-from backstop.brokers.rocketmq.stored import Stored, read_stored
+from backstop.brokers.rocketmq.message.names import encode_group, encode_topic
+from backstop.brokers.rocketmq.message.properties import own_headers
+from backstop.brokers.rocketmq.message.stored import Stored, read_stored
 from backstop.brokers.testing import DELIVERY_LIMIT, SEND_TIMEOUT, VISIBILITY, ServerUnderTest
 from backstop.brokers.testing.contract import fetch_all
-from backstop.records import ID_HEADER, Message, Outcome
+from backstop.model.records import ID_HEADER, Message, Outcome
 from backstop_lab.servers.valkey import Valkey
 from rocketmq_server import RocketMQ as RocketMQServer
 

@@ -17,11 +17,11 @@ import psycopg2
 import pytest
 
 from backstop.client.lease_store import InDatabase, InRedis, LeaseStore
-from backstop.errors import ContractBroken, LeaseLost
 from backstop.leases import front as front_module
 from backstop.leases import guard, redis_guard
 from backstop.leases.lease import SHORTEST_RETRY, Acquired, Arrival, Begun, Busy, Conflict, Done, Superseded
 from backstop.leases.redis_exchange import Script
+from backstop.model.errors import ContractBroken, LeaseLost
 from client_world import GROUP, TOPIC, consumer, postgres, valkey  # noqa: F401
 from guard_world import ID, KINDS, ODD, A, B, GuardWorld, Seen, acquired, arrival
 

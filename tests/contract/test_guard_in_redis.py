@@ -9,10 +9,10 @@ import psycopg2
 import pytest
 
 from backstop.client.lease_store import InDatabase
-from backstop.errors import StoreUnavailable
 from backstop.leases.front import Front
 from backstop.leases.lease import Acquired, Arrival, Busy, Done
 from backstop.leases.redis_exchange import RedisExchange
+from backstop.model.errors import StoreUnavailable
 from client_world import TOPIC, consumer, postgres, valkey  # noqa: F401
 from guard_world import ID, ODD, B, GuardWorld, acquired, arrival
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from backstop.errors import StoreUnavailable
-from backstop.records import Key, LogState
-from backstop.stores.protocol import EARLIEST, LATEST, LogStore
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import EARLIEST, LATEST, Key, LogState
+from backstop.stores.protocol import LogStore
 from backstop.verdicts.frames import micros
 from store_world import NOW, PASSWORD, WORLDS, PostgresWorld, token
 

@@ -11,7 +11,7 @@ from tests import oracle
 from tests.contract import engines
 from tests.contract.truth_table import NOW, STUB, S
 
-from backstop.records import Verdict
+from backstop.model.records import Verdict
 from backstop.verdicts import frames
 
 Row = dict[str, Any]

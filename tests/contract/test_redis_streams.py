@@ -19,8 +19,8 @@ from backstop.brokers.redis_streams.look import micros_of
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import BrokerSettings, Settings
-from backstop.errors import BrokerUnavailable, ConfigurationError, ContractBroken
-from backstop.records import ID_HEADER, Message, Outcome
+from backstop.model.errors import BrokerUnavailable, ConfigurationError, ContractBroken
+from backstop.model.records import ID_HEADER, Message, Outcome
 from backstop_lab.servers.valkey import Valkey
 from contract.conftest import RedisStreamsUnderTest
 

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import psycopg2
 import pytest
 
-from backstop.errors import ContractBroken, StoreUnavailable
-from backstop.records import Key, Outcome, Position
-from backstop.stores import postgresql_scan
+from backstop.model.errors import ContractBroken, StoreUnavailable
+from backstop.model.records import Key, Outcome, Position
+from backstop.stores.postgresql import scan as postgresql_scan
 from backstop.stores.protocol import (
     ATTEMPT_COLUMNS,
     EARLIEST,

@@ -12,7 +12,7 @@ from tests import oracle
 from tests.contract import engines, random_deliveries, truth_table
 from tests.contract.truth_table import CASES, NOW
 
-from backstop.records import Verdict
+from backstop.model.records import Verdict
 from backstop.verdicts import frames
 
 ENGINES = ("duckdb", "postgresql", "spark")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backstop.airflow import clean_airflow
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("keep", ["1d", "47h", "0", "a month", "-5d"])

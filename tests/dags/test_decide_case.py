@@ -19,9 +19,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from backstop.airflow import ask_people, ask_person
 from backstop.airflow import decide_case as people
 from backstop.cases.open import open_case
-from backstop.cases.question_text import code, plain
-from backstop.cases.questions import choose, end, live
-from backstop.errors import DecisionRefused
+from backstop.decisions.question_text import code, plain
+from backstop.decisions.questions import choose, end, live
+from backstop.model.errors import DecisionRefused
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from letters import INSERT, values

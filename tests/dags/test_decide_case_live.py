@@ -7,7 +7,7 @@ import threading
 import psycopg2
 import pytest
 
-from backstop.cases.questions import choose
+from backstop.decisions.questions import choose
 from live_people import HOSTILE, Live
 
 pytestmark = pytest.mark.timeout(900)

@@ -22,9 +22,9 @@ from backstop.airflow import notify
 from backstop.airflow import steps as duty
 from backstop.airflow.control_room import control_room
 from backstop.airflow.wake import WORK, wake_duties
-from backstop.cases.questions import choose
+from backstop.decisions.questions import choose
 from backstop.duties import duty_named
-from backstop.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
+from backstop.model.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
 from backstop.resend.work import ResendInput
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backstop.private_file import write_private
+from backstop.model.private_file import write_private
 from backstop_lab.platform import PROJECT, Platform
 from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable
 from letters import INSERT, values

@@ -24,7 +24,7 @@ from psycopg2.extensions import parse_dsn
 from backstop.airflow import control_room, notify, spark_operator, steps
 from backstop.airflow.resend import resend_here
 from backstop.config.connections import Connections
-from backstop.errors import ConfigurationError, StoreUnavailable
+from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.runs.duty import Duty, Step
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import yaml
 
 from backstop.airflow.resend import listed
 from backstop.config.people import PeopleSettings
-from backstop.errors import DecisionRefused
+from backstop.model.errors import DecisionRefused
 
 
 @pytest.mark.parametrize(

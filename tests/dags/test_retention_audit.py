@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from backstop.airflow import audit, retention
 from backstop.airflow import steps as duty
 from backstop.airflow.schedule import daily
-from backstop.errors import AuditFailed, ConfigurationError, Unavailable
+from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

@@ -16,9 +16,9 @@ from backstop.airflow.deciders import may_trigger
 from backstop.airflow.steps import SOMETHING_AWAY, Ended, close
 from backstop.brokers.open import open_broker
 from backstop.config.people import PeopleSettings
-from backstop.dead_letters.classify import rules_of
-from backstop.errors import BrokerUnavailable, ConfigurationError
-from backstop.records import Message
+from backstop.model.errors import BrokerUnavailable, ConfigurationError
+from backstop.model.records import Message
+from backstop.triage.causes.classify import rules_of
 from control_world import World, servers, world  # noqa: F401
 from triage_world import dead, letters, look_now, requests
 

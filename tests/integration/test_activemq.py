@@ -11,8 +11,8 @@ import pytest
 
 from activemq import ActiveMQ as Server
 from activemq_world import GROUP, TOPIC, Listener, World, resend, triage, until, world_of
+from backstop.model.records import Counts
 from backstop.reconcile.run_once import run_once
-from backstop.records import Counts
 from backstop.runs.run import Run
 from backstop_lab.chaos.tcp_proxy import Proxy
 from backstop_lab.servers.postgres import Postgres

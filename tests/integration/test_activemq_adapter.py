@@ -26,8 +26,8 @@ from backstop.brokers.protocol import ProgressMeans, Received
 from backstop.client.read_headers import read_headers
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import BrokerUnavailable, ConfigurationError, ContractBroken
-from backstop.records import ID_HEADER, Message, Outcome
+from backstop.model.errors import BrokerUnavailable, ConfigurationError, ContractBroken
+from backstop.model.records import ID_HEADER, Message, Outcome
 from backstop_lab.servers.ports import LOOPBACK
 from backstop_lab.servers.postgres import Postgres
 from system import build_template, settings_dict

@@ -16,7 +16,7 @@ import pytest
 
 from backstop.brokers.activemq import ActiveMQ
 from backstop.brokers.protocol import DeadLetter, Received
-from backstop.records import ID_HEADER, Message, Outcome
+from backstop.model.records import ID_HEADER, Message, Outcome
 from backstop_lab.faults.brokers.activemq import ActiveMQFaults
 from backstop_lab.faults.brokers.protocol import EXPIRED, LOST, SUPPRESSED_DONE, SUPPRESSED_UNDONE, TAKEN_OUT, FaultTools
 from backstop_lab.servers.activemq import ActiveMQServer

@@ -33,9 +33,9 @@ from backstop.cases.open import open_case
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.config.settings import Settings
-from backstop.errors import AlertsUndelivered
-from backstop.records import Counts
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.model.errors import AlertsUndelivered
+from backstop.model.records import Counts
 from control_world import World, servers, world, written_settings  # noqa: F401
 from receivers import Endpoint, Mailbox, endpoint, mailbox
 
@@ -653,7 +653,7 @@ def test_a_url_keeps_its_own_quoting_in_the_extra_field_of_an_airflow_connection
 
 
 def test_with_channels_the_watch_expects_deliver_alerts_to_succeed(told: Told) -> None:
-    from backstop.health.duties import overdue, read_duties
+    from backstop.watch.duties import overdue, read_duties
 
     settings = told.settings("hook")
     told.world.control("INSERT INTO run (duty, scope, token, policy_version, code_version, started_at, finished_at, state)"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from backstop.array_literal import array_literal
+from backstop.sql.array_literal import array_literal
 from backstop_lab.servers.postgres import Postgres
 
 

@@ -14,9 +14,9 @@ from backstop.audit import look_at_consumers as subject
 from backstop.audit.day import day_of
 from backstop.audit.invariants import INVARIANTS, LATE
 from backstop.audit.run_once import run_duty
-from backstop.errors import AuditFailed, ConfigurationError, Unavailable
-from backstop.quality.audit import run_suite
-from backstop.quality.suites import checks_of
+from backstop.checks.run import run_suite
+from backstop.checks.suites import checks_of
+from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

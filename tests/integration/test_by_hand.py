@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from backstop.errors import ConfigurationError, RunRefused
+from backstop.model.errors import ConfigurationError, RunRefused
+from backstop.model.records import Counts
 from backstop.reconcile import promote as promotion
 from backstop.reconcile.judge import judge
 from backstop.reconcile.promote import promote
 from backstop.reconcile.run_once import run_once
-from backstop.records import Counts
 from backstop.runs.run import Run, close_run, open_run
 from backstop.runs.scope import name_of, scope_of
 from backstop.stores.protocol import Scope

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from backstop.cases.decide import Decided, decide
-from backstop.cases.look import show
-from backstop.cases.note import add_note, notes_of
 from backstop.cli.app import run_app
 from backstop.config.connections import Connections
-from backstop.dead_letters import answer as subject
-from backstop.dead_letters.apply import decide_and_apply
-from backstop.errors import DecisionRefused, StoreUnavailable, Unavailable
-from backstop.records import Counts
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.decisions.decide import Decided, decide
+from backstop.decisions.look import show
+from backstop.decisions.note import add_note, notes_of
+from backstop.model.errors import DecisionRefused, StoreUnavailable, Unavailable
+from backstop.model.records import Counts
 from backstop.runs.run import close_run, open_run
+from backstop.triage.decide import answer as subject
+from backstop.triage.decide.apply import decide_and_apply
 from control_world import World, servers, world  # noqa: F401
 from triage_world import cases, classify, dead, letter, letters, look_now, requests, resend, set_policy, states, triage
 

@@ -11,19 +11,19 @@ import psycopg2
 import pytest
 
 from backstop.brokers.open import open_broker
-from backstop.cases.actions import ACTIONS, actions_for
 from backstop.cases.close import close_satisfied, close_settled, settle
-from backstop.cases.decide import Decided, decide
 from backstop.cases.intend import begun
-from backstop.cases.look import list_cases, show
 from backstop.cases.open import open_case
 from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
-from backstop.errors import DecisionRefused, StoreUnavailable
-from backstop.health.outbox import note_failure, note_success
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.decisions.actions import ACTIONS, actions_for
+from backstop.decisions.decide import Decided, decide
+from backstop.decisions.look import list_cases, show
+from backstop.model.errors import DecisionRefused, StoreUnavailable
 from backstop.runs.run import open_run
+from backstop.watch.outbox import note_failure, note_success
 from control_world import SHARDS, World, servers, world  # noqa: F401
 
 
@@ -456,7 +456,7 @@ def test_a_case_that_was_left_stays_open_for_what_joined_it_while_a_decision_was
         found(world, "overdue", "late")
         raise StoreUnavailable("away", kept="-", next_step="-")
 
-    monkeypatch.setattr("backstop.cases.decide.settle_begun", joins)
+    monkeypatch.setattr("backstop.decisions.decide.settle_begun", joins)
     with pytest.raises(StoreUnavailable):
         decided(world, case_id, "discard")
     assert world.control("SELECT state, decision, intention FROM case_file") == [("open", None, None)]
@@ -473,7 +473,7 @@ def test_an_intention_outlives_an_error_only_when_it_may_have_changed_a_producer
         raise psycopg2.OperationalError("the server closed the connection")
 
     with monkeypatch.context() as broken:
-        broken.setattr(f"backstop.cases.decide.{where}", breaks)
+        broken.setattr(f"backstop.decisions.decide.{where}", breaks)
         with pytest.raises(psycopg2.OperationalError):
             decided(world, case_id, "void", once="run 1")
     assert world.control("SELECT decision FROM case_file") == [(stands,)]

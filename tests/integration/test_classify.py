@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import yaml
 
+from backstop.checks.run import run_suite
 from backstop.cli.app import run_app
-from backstop.dead_letters import classify as classify_module
-from backstop.dead_letters.classify import classify_letters
-from backstop.dead_letters.promote_causes import promote_causes
-from backstop.dead_letters.try_rules import try_rules
-from backstop.errors import AuditFailed, RunLost
-from backstop.quality.audit import run_suite
-from backstop.records import Counts
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.model.errors import AuditFailed, RunLost
+from backstop.model.records import Counts
 from backstop.runs.run import Run
+from backstop.triage.causes import classify as classify_module
+from backstop.triage.causes.classify import classify_letters
+from backstop.triage.causes.promote_causes import promote_causes
+from backstop.triage.causes.try_rules import try_rules
 from letter_world import (
     FAILED,
     KEY_ERROR,
@@ -258,7 +258,7 @@ def test_a_letter_that_was_decided_before_the_promotion_keeps_what_it_was(world:
 
 
 def test_two_promotions_at_once_count_every_letter_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backstop.dead_letters.promote_causes.BATCH", 7)
+    monkeypatch.setattr("backstop.triage.causes.promote_causes.BATCH", 7)
     for number in range(60):
         letter(world, f"m{number}", error=(KEY_ERROR, "TypeError: no", "ValueError: no")[number % 3])
     with world.run(duty="triage") as one, world.run(TOPIC, duty="triage") as two:
@@ -288,7 +288,7 @@ def test_two_promotions_at_once_count_every_letter_once(world: World, monkeypatc
 _KILLED = """
 import os, signal, sys
 from backstop.config.connections import Connections
-from backstop.dead_letters import promote_causes as module
+from backstop.triage.causes import promote_causes as module
 from backstop.runs.run import Run, find
 import psycopg2
 module.BATCH = 10

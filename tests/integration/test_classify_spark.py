@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from backstop.dead_letters.promote_causes import promote_causes
-from backstop.errors import RunLost
-from backstop.quality.audit import run_suite
+from backstop.checks.run import run_suite
+from backstop.model.errors import RunLost
+from backstop.triage.causes.promote_causes import promote_causes
 from letter_world import KEY_ERROR, LIMIT, categories, causes, clean, counts_are_right, letter, log, rule, triage
 from resend_world import ROOT, World, servers, world
 

@@ -22,7 +22,7 @@ from backstop.brokers.protocol import Capabilities
 from backstop.cases.open import open_case
 from backstop.cli import extras
 from backstop.cli.app import COMMANDS, make_app, run_app
-from backstop.records import ID_HEADER, Counts, Message
+from backstop.model.records import ID_HEADER, Counts, Message
 from backstop.runs.run import close_run, open_run
 from backstop.schema.revisions import head
 from control_world import PROJECT, ROLES, World, servers, world  # noqa: F401
@@ -450,7 +450,7 @@ def test_a_missing_extra_is_named_with_its_command(
     def needs_it(*_: Any, **__: Any) -> None:
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 
-    monkeypatch.setattr("backstop.runs.control.connect", needs_it)
+    monkeypatch.setattr("backstop.control.connection.connect", needs_it)
     assert cli("cases", "list") == 2
     assert f'pip install "backstop-mq[{extra}]"' in cli.err and three_parts(cli.err)
 

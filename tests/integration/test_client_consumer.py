@@ -19,9 +19,9 @@ import redis
 
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.client import Consumer, Work, run_until_signal
-from backstop.errors import ConfigurationError, StoreUnavailable
 from backstop.leases import guard
-from backstop.records import GROUPS_HEADER, VERSION_HEADER, Counts, Message
+from backstop.model.errors import ConfigurationError, StoreUnavailable
+from backstop.model.records import GROUPS_HEADER, VERSION_HEADER, Counts, Message
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

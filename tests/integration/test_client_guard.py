@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from backstop.errors import ContractBroken, LeaseLost
 from backstop.leases import guard
 from backstop.leases.lease import Acquired, Arrival, Busy, Conflict, Done, Parked, Superseded
-from backstop.records import Position
+from backstop.model.errors import ContractBroken, LeaseLost
+from backstop.model.records import Position
 from client_world import GROUP, TOPIC, Database, consumer, postgres  # noqa: F401
 
 A, B = guard.payload_hash(b"a"), guard.payload_hash(b"b")

@@ -15,7 +15,7 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import KeptConnection
-from backstop.errors import ContractBroken
+from backstop.model.errors import ContractBroken
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from client_world import Database, broker, consumer, postgres, producer, valkey  # noqa: F401

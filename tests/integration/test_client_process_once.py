@@ -12,9 +12,9 @@ import pytest
 
 from backstop.client import Ended, Front, Holding, ProcessOnce, RedisExchange, RedisGuard, Row, leased, row_lock
 from backstop.client.keep_leases import LeaseKeeper
-from backstop.errors import ConfigurationError, LeaseLost
 from backstop.leases.lease import Acquired, Busy, Conflict, Done
-from backstop.records import GROUPS_HEADER, Message
+from backstop.model.errors import ConfigurationError, LeaseLost
+from backstop.model.records import GROUPS_HEADER, Message
 from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database, consumer, postgres, valkey
 

@@ -27,8 +27,8 @@ from backstop.client import (
     send,
     send_many,
 )
-from backstop.errors import ConfigurationError, ContractBroken, StoreUnavailable
-from backstop.records import Message, Outcome
+from backstop.model.errors import ConfigurationError, ContractBroken, StoreUnavailable
+from backstop.model.records import Message, Outcome
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.valkey import Valkey
 from client_world import (  # noqa: F401

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from backstop.brokers.protocol import DeadLetterRef
-from backstop.verdicts.evidence import GroupLook, Looks
-from backstop.verdicts.read_evidence import look_after_logs
-from backstop.verdicts.seen_dead_letters import SeenDeadLetters
+from backstop.evidence.evidence import GroupLook, Looks
+from backstop.evidence.read import look_after_logs
+from backstop.evidence.seen_dead_letters import SeenDeadLetters
 from control_world import World, servers, world  # noqa: F401
 from triage_world import letter
 

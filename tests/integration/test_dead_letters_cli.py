@@ -16,7 +16,7 @@ import pytest
 
 from backstop.cli import out
 from backstop.cli.app import run_app
-from backstop.dead_letters import export_letters as subject
+from backstop.reports import export_letters as subject
 from control_world import World, servers, world  # noqa: F401  fixtures
 
 

@@ -16,16 +16,16 @@ import redis
 
 from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.checks.run import _breaches, session_options
+from backstop.checks.suites import checks_of
 from backstop.config.load import from_mapping
-from backstop.dead_letters.count_due import count_due
-from backstop.dead_letters.drain import Bounds, drain_all
-from backstop.dead_letters.quota import Queue, Quota, tell_quota
-from backstop.errors import BrokerUnavailable, RunLost
-from backstop.quality.audit import _breaches, session_options
-from backstop.quality.suites import checks_of
-from backstop.records import Counts
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.model.errors import BrokerUnavailable, RunLost
+from backstop.model.records import Counts
 from backstop.runs.run import Run, close_run, open_run
+from backstop.triage.count_due import count_due
+from backstop.triage.drain.drain import Bounds, drain_all
+from backstop.triage.drain.quota import Queue, Quota, tell_quota
 from control_world import World, servers, world, written_settings  # noqa: F401  fixtures
 
 DEAD = Keys().dead("orders", "billing")
@@ -154,7 +154,7 @@ def test_a_group_that_floods_fills_its_share_and_the_others_are_drained(world: W
 def test_the_case_of_a_full_quota_names_what_is_left_and_what_the_broker_may_do_to_it(
     world: World, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backstop.dead_letters.drain._PASSED_OVER", 3)
+    monkeypatch.setattr("backstop.triage.drain.drain._PASSED_OVER", 3)
     limits = world.settings.dead_letters.model_copy(update={"group_kept_bytes": 2 * 1100})
     settings = world.settings.model_copy(update={"dead_letters": limits})
     fill(client, 25)
@@ -575,7 +575,7 @@ def test_a_letter_that_no_reader_can_read_stops_its_queue_alone_and_is_named_by_
     assert client.xlen(DEAD) == 3 and client.xlen(Keys().dead("orders", "shipping")) == 0
     assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", (DEAD,)) == [(0,)]
 
-    monkeypatch.setattr("backstop.dead_letters.count_due.open_broker", lambda *_: Trap(world.connections.url("backstop_broker")))
+    monkeypatch.setattr("backstop.triage.count_due.open_broker", lambda *_: Trap(world.connections.url("backstop_broker")))
     client.xadd(Keys().dead("orders", "shipping"), entry(9))
     client.delete(DEAD)
     client.xadd(DEAD, entry(3))

@@ -22,11 +22,10 @@ from backstop.audit.run_once import AuditInput
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.dead_letters.replay_incident import IncidentInput, Wanted
-from backstop.dead_letters.run_once import TriageInput
-from backstop.errors import StoreUnavailable, Unavailable
-from backstop.health.watch import Watched
-from backstop.named_sql import load
+from backstop.evidence.judge_by_key import Judge
+from backstop.incidents.replay import IncidentInput, Wanted
+from backstop.model.errors import StoreUnavailable, Unavailable
+from backstop.model.records import Key
 from backstop.reconcile.run_once import ReconcileInput
 from backstop.reconcile.run_proof import ProveInput, scope_now
 from backstop.reconcile.stage import (
@@ -37,13 +36,14 @@ from backstop.reconcile.stage import (
     keep_incoming,
     open_incoming,
 )
-from backstop.records import Key
 from backstop.resend.work import ResendInput
 from backstop.retention.run_once import RetentionInput
 from backstop.runs.duty import Duty, Step, Work, walk_duty
+from backstop.sql.named import load
 from backstop.sweep.run_once import SweepInput
+from backstop.triage.run_once import TriageInput
 from backstop.verdicts.evaluate import Engine
-from backstop.verdicts.judge import Judge
+from backstop.watch.run_once import Watched
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, settings_dict, system

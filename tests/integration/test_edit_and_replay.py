@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from backstop.brokers.open import open_broker
-from backstop.cases.decide import Decided, decide
 from backstop.client.read_headers import read_headers
-from backstop.dead_letters import answer as subject
-from backstop.errors import DecisionRefused
+from backstop.control.connection import connect
+from backstop.decisions.decide import Decided, decide
 from backstop.leases.guard import Acquired, begin
-from backstop.runs.control import connect
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.model.errors import DecisionRefused
+from backstop.stores.postgresql.stubs import PostgresStubs
+from backstop.triage.decide import answer as subject
 from control_world import World, servers, world  # noqa: F401
 from triage_world import dead, letter, letters, requests, resend, triage
 

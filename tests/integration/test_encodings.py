@@ -9,10 +9,10 @@ from typing import Any
 import psycopg2
 import pytest
 
-from backstop.records import Key
+from backstop.model.records import Key
 from backstop.schema.revisions import whole
-from backstop.stores.postgresql_logs import PostgresLogs
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.postgresql.logs import PostgresLogs
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Scope
 from backstop_lab.servers.postgres import Postgres
 

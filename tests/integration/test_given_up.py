@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from backstop.cases.decide import decide
 from backstop.config.load import from_mapping
+from backstop.decisions.decide import decide
+from backstop.model.records import Counts
 from backstop.reconcile.promote import promote
 from backstop.reconcile.revisit import revisit_cases
-from backstop.records import Counts
 from backstop.runs.run import Run, close_run, open_run
 from control_world import World, servers, world, written_settings  # noqa: F401
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from backstop.errors import StoreUnavailable
 from backstop.leases.front import Front
 from backstop.leases.lease import Acquired, Arrival, Busy, Done
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_guard import RedisGuard
+from backstop.model.errors import StoreUnavailable
 from backstop.sweep.parts import BUCKETS
 from backstop.sweep.redis_bucket import Bucket, count_expired
 from backstop.sweep.sweep_redis import sweep_bucket

@@ -15,10 +15,10 @@ import pytest
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import HeartbeatLost, RunRefused, StoreUnavailable
-from backstop.health.watch import Watched, run_once
-from backstop.records import Message, Outcome
+from backstop.model.errors import HeartbeatLost, RunRefused, StoreUnavailable
+from backstop.model.records import Message, Outcome
 from backstop.runs.run import close_run, open_run
+from backstop.watch.run_once import Watched, run_once
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, settings_dict, system

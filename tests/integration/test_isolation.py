@@ -19,10 +19,11 @@ import redis
 
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
-from backstop.errors import PromotionFailed, Unavailable
-from backstop.named_sql import load
-from backstop.quality.audit import _breaches, session_options
-from backstop.quality.suites import checks_of
+from backstop.checks.run import _breaches, session_options
+from backstop.checks.suites import checks_of
+from backstop.evidence.judge_by_key import Judge
+from backstop.model.errors import PromotionFailed, Unavailable
+from backstop.model.records import ID_HEADER, Counts, Key
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
 from backstop.reconcile.run_once import RECONCILE, ReconcileInput, run_once
@@ -34,15 +35,14 @@ from backstop.reconcile.stage import (
     keep_incoming,
     open_incoming,
 )
-from backstop.records import ID_HEADER, Counts, Key
-from backstop.resend.request import Ask, ask
+from backstop.requests.ask import Ask, ask
 from backstop.resend.work import run_duty as resend
 from backstop.runs.duty import Work, do_step
 from backstop.runs.run import EndState, Run, close_run, open_run
-from backstop.stores.postgresql_logs import PostgresLogs
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.sql.named import load
+from backstop.stores.postgresql.logs import PostgresLogs
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.verdicts.evaluate import Engine
-from backstop.verdicts.judge import Judge
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system

@@ -17,7 +17,7 @@ import psycopg2
 import pytest
 import redis
 
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 from backstop_lab import platform as platform_module
 from backstop_lab.broker_kinds import EMBEDDED
 from backstop_lab.demo.run import new_platform

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.cases.decide import decide
 from backstop.cases.open import open_case
-from backstop.dead_letters.drain import drain_all
-from backstop.errors import BrokerUnavailable
-from backstop.health.look import History, take_look
+from backstop.decisions.decide import decide
+from backstop.evidence.judge_by_key import Judge
+from backstop.evidence.read import look_at_groups
+from backstop.evidence.sources import Sources
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.records import Key
 from backstop.reconcile.record import record_looks
-from backstop.records import Key
 from backstop.runs.run import close_run, open_run
-from backstop.verdicts.judge import Judge
-from backstop.verdicts.read_evidence import look_at_groups
-from backstop.verdicts.sources import Sources
+from backstop.triage.drain.drain import drain_all
+from backstop.watch.look import History, take_look
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system

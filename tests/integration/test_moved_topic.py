@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from backstop.brokers.open import open_broker
-from backstop.cases.decide import decide
 from backstop.cases.open import open_case
 from backstop.config.load import from_mapping
-from backstop.errors import DecisionRefused
+from backstop.decisions.decide import decide
+from backstop.evidence.judge_by_key import Judge
+from backstop.model.errors import DecisionRefused
+from backstop.model.records import Key, Message, Outcome
 from backstop.reconcile.revisit import revisit_cases
-from backstop.records import Key, Message, Outcome
 from backstop.runs.run import open_run
-from backstop.verdicts.judge import Judge
 from control_world import World, servers, world, written_settings  # noqa: F401
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from backstop.config.settings import Settings
+from backstop.model.records import Key
 from backstop.reconcile.promote import promote
-from backstop.records import Key
 from backstop.runs.run import close_run, open_run
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

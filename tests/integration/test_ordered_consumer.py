@@ -15,10 +15,10 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import DownstreamAway, Limits, Retries, Work, leased, row_lock
-from backstop.errors import ConfigurationError, DecisionRefused
 from backstop.leases import queue_owner
 from backstop.leases.queue_owner import QueueLost, share_of
-from backstop.records import GROUPS_HEADER, Counts, Message
+from backstop.model.errors import ConfigurationError, DecisionRefused
+from backstop.model.records import GROUPS_HEADER, Counts, Message
 from client_world import GROUP, TOPIC, Database, broker, consumer, postgres, valkey  # noqa: F401
 from ordered_world import SOON, OrderedWorld, write_effect
 

@@ -10,10 +10,10 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.brokers.redis_streams.keys import queue_of
-from backstop.cases.decide import decide
 from backstop.client import SendPolicy, record, send
-from backstop.records import Key
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.decisions.decide import decide
+from backstop.model.records import Key
 from resend_world import TOPIC, World, servers, world  # noqa: F401
 
 

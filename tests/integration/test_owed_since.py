@@ -7,10 +7,10 @@ from typing import Any
 
 from backstop.config.load import from_mapping
 from backstop.config.settings import Settings
-from backstop.errors import RunRefused
-from backstop.records import Counts, Key
+from backstop.evidence.judge_by_key import Judge
+from backstop.model.errors import RunRefused
+from backstop.model.records import Counts, Key
 from backstop.runs.run import close_run, open_run
-from backstop.verdicts.judge import Judge
 from control_world import World, servers, world, written_settings  # noqa: F401
 
 

@@ -9,22 +9,22 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from backstop.cases.decide import decide
 from backstop.cases.intend import begun
-from backstop.cases.note import add_note
 from backstop.cases.open import open_case
 from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.people import PeopleSettings
-from backstop.dead_letters.replay_incident import Wanted, run_incident
-from backstop.errors import ConfigurationError, DecisionRefused
-from backstop.named_sql import load
+from backstop.control.connection import connect
+from backstop.control.speaker import keep_policy, person
+from backstop.decisions.decide import decide
+from backstop.decisions.note import add_note
+from backstop.incidents.replay import Wanted, run_incident
+from backstop.model.errors import ConfigurationError, DecisionRefused
 from backstop.resend.work import Listing, run_duty
-from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
 from backstop.runs.scope import name_of
-from backstop.runs.speaker import keep_policy, person
 from backstop.schema.migrate import grant
+from backstop.sql.named import load
 from control_world import ROLES, World, servers, world  # noqa: F401
 from triage_world import dead
 

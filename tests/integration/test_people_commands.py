@@ -11,11 +11,11 @@ from psycopg2 import errors
 
 from backstop.cli.app import run_app
 from backstop.config.connections import Connections
-from backstop.errors import RunRefused
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.control.speaker import keep_policy
+from backstop.model.errors import RunRefused
 from backstop.runs.run import add_counts, beat, close_run, open_run
 from backstop.runs.scope import name_of
-from backstop.runs.speaker import keep_policy
 from backstop.schema.migrate import grant
 from control_world import ROLES, World, servers, world  # noqa: F401
 from triage_world import dead

@@ -9,10 +9,10 @@ from typing import Any, cast
 import psycopg2
 import pytest
 
-from backstop.errors import StoreUnavailable
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.model.errors import StoreUnavailable
 from backstop.schema.migrate import migrate
-from backstop.stores.postgresql_connection import PostgresConnection, read_url
+from backstop.sql.connection import PostgresConnection, read_url
 from backstop_lab.servers.postgres import Postgres
 from pooler import Pooler
 

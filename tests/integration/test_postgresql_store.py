@@ -15,12 +15,12 @@ from typing import Any
 import psycopg2
 import pytest
 
-from backstop.errors import StoreUnavailable
-from backstop.named_sql import load
-from backstop.records import Key
-from backstop.stores import postgresql_scan
-from backstop.stores.postgresql_connection import PostgresConnection
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Key
+from backstop.sql.connection import PostgresConnection
+from backstop.sql.named import load
+from backstop.stores.postgresql import scan as postgresql_scan
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Scope
 from backstop_lab.servers.child import descendants
 from store_world import PostgresWorld
@@ -312,7 +312,7 @@ def test_a_commit_that_no_synchronous_standby_confirmed_is_not_called_done(runni
 
 def test_a_store_whose_tables_are_missing_is_silent_not_empty(running: PostgresWorld) -> None:
     running.server.create_database("bare")
-    from backstop.stores.postgresql_logs import PostgresLogs
+    from backstop.stores.postgresql.logs import PostgresLogs
 
     with PostgresLogs("billing_db", running.server.admin_dsn("bare")) as logs:
         with pytest.raises(StoreUnavailable, match="refused"):

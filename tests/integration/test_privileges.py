@@ -16,16 +16,16 @@ from psycopg2 import errors
 
 from backstop.brokers.protocol import Finding
 from backstop.config.load import load as load_settings
-from backstop.errors import StoreUnavailable, Unavailable
-from backstop.named_sql import load
-from backstop.records import Key, Outcome, Position
+from backstop.model.errors import StoreUnavailable, Unavailable
+from backstop.model.records import Key, Outcome, Position
 from backstop.reports.metrics import render
 from backstop.schema.migrate import grant, migrate
 from backstop.schema.revisions import ROLES
-from backstop.stores.postgresql_leases import PostgresLeases
-from backstop.stores.postgresql_logs import PostgresLogs
-from backstop.stores.postgresql_purge import PostgresLogPurge, PostgresStubPurge
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.sql.named import load
+from backstop.stores.postgresql.leases import PostgresLeases
+from backstop.stores.postgresql.logs import PostgresLogs
+from backstop.stores.postgresql.purge import PostgresLogPurge, PostgresStubPurge
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Claim, Scope, Settlement, StubOutcome
 from backstop.stores.purge import FIRST_LOG, FIRST_STUB
 from backstop_lab.servers.postgres import Postgres

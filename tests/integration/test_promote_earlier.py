@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 
 from backstop.config.connections import Connections
-from backstop.errors import StoreUnavailable
+from backstop.model.errors import StoreUnavailable
 from backstop.reconcile.promote import promote
 from backstop.runs.run import close_run, open_run
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import system as small
+from backstop.checks.run import run_suite
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError, Unavailable
-from backstop.quality.audit import run_suite
+from backstop.model.errors import ConfigurationError, Unavailable
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.export_proof import read_export
 from backstop.reconcile.prove import Proof

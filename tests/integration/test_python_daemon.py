@@ -20,7 +20,7 @@ def test_a_worker_has_our_imports_and_reads_no_archive_again(spark: Any) -> None
             })  # fmt: skip
 
     rows = spark.range(0, 2, 1, 2).mapInArrow(told, "had boolean, reads string").collect()
-    assert {(row["had"], row["reads"]) for row in rows} == {(True, "backstop.runs.python_daemon")}
+    assert {(row["had"], row["reads"]) for row in rows} == {(True, "backstop.spark.python_daemon")}
 
 
 def test_a_package_that_is_sent_along_later_is_found(spark: Any, tmp_path: Any) -> None:

@@ -14,10 +14,10 @@ import psycopg2
 import pytest
 from jinja2 import Environment
 
-from backstop.errors import AuditFailed, RunLost, StoreUnavailable
-from backstop.quality import SUITES, SuiteResult, run_suite
-from backstop.quality.audit import BATCH, session_options
-from backstop.quality.suites import checks_of
+from backstop.checks import SUITES, SuiteResult, run_suite
+from backstop.checks.run import BATCH, session_options
+from backstop.checks.suites import checks_of
+from backstop.model.errors import AuditFailed, RunLost, StoreUnavailable
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 
@@ -383,7 +383,7 @@ def test_a_second_suite_compiles_no_page_again_and_great_expectations_does_not_l
 
 def test_importing_the_package_imports_no_great_expectations() -> None:
     code = (
-        "import sys, backstop.quality; print('great_expectations' in sys.modules, 'psycopg2' in sys.modules)"
+        "import sys, backstop.checks; print('great_expectations' in sys.modules, 'psycopg2' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

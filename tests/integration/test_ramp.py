@@ -12,11 +12,11 @@ import pytest
 
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.cases.decide import decide
-from backstop.errors import BrokerUnavailable, Unavailable
-from backstop.records import Counts
+from backstop.control.connection import connect
+from backstop.decisions.decide import decide
+from backstop.model.errors import BrokerUnavailable, Unavailable
+from backstop.model.records import Counts
 from backstop.resend.work import prepare, run_once
-from backstop.runs.control import connect
 from letters import INSERT
 from letters import values as letter_values
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401

@@ -13,11 +13,11 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.config.connections import Connections
-from backstop.errors import RunLost, StoreUnavailable
+from backstop.model.errors import RunLost, StoreUnavailable
+from backstop.model.records import Counts, Key
 from backstop.reconcile.run_once import run_once
-from backstop.records import Counts, Key
 from backstop.runs.run import Run, close_run, open_run
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Scan
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backstop.cli.app import run_app
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 from control_world import World, servers, world  # noqa: F401  fixtures
 from triage_world import dead
 

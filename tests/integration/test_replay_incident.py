@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from backstop.cases.decide import decide
 from backstop.cli.app import run_app
 from backstop.config.people import PeopleSettings
-from backstop.dead_letters import plan_incident
-from backstop.dead_letters.replay_incident import Mode, Plan, Wanted, run_incident
-from backstop.errors import DecisionRefused
-from backstop.records import Counts
+from backstop.decisions.decide import decide
+from backstop.incidents import plan as plan_incident
+from backstop.incidents.replay import Mode, Plan, Wanted, run_incident
+from backstop.model.errors import DecisionRefused
+from backstop.model.records import Counts
 from control_world import World, servers, world  # noqa: F401
 from triage_world import cases, classify, dead, letter, letters, requests, resend, set_policy, triage
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.errors import RunLost, Unavailable
-from backstop.records import GROUPS_HEADER, Key, Message
-from backstop.resend.policy import NotNeeded, Postpone, Send, backoff
+from backstop.model.errors import RunLost, Unavailable
+from backstop.model.records import GROUPS_HEADER, Key, Message
+from backstop.requests.policy import NotNeeded, Postpone, Send, backoff
 from backstop.resend.settle import FOR_GOOD
 from backstop.resend.work import now, plan, run_duty, run_once, work
 from backstop.runs.scope import name_of
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop_lab.servers.ports import free_port
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401
 
@@ -77,8 +77,8 @@ def test_asking_joins_an_open_request_reopens_a_closed_one_and_leaves_a_taken_on
 
 
 def test_one_call_may_ask_for_two_groups_of_one_message(world: World) -> None:
-    from backstop.resend.request import Ask, ask
-    from backstop.runs.control import connect
+    from backstop.control.connection import connect
+    from backstop.requests.ask import Ask, ask
 
     connection = connect(world.settings, world.connections)
     asks = [Ask("shop_a", TOPIC, "m", 1, (group,), group, "case 1") for group in ("shipping", "billing")]

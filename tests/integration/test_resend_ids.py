@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from backstop.errors import ConfigurationError, DecisionRefused, Unavailable
-from backstop.records import Counts
+from backstop.control.connection import connect
+from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
+from backstop.model.records import Counts
 from backstop.resend.ask_for_ids import Listed, ask_for_ids, read_ids
 from backstop.resend.work import Listing, run_duty
-from backstop.runs.control import connect
 from backstop.runs.run import close_run, open_run
 from backstop.runs.scope import name_of
 from resend_world import OTHER, TOPIC, World, ids, servers, world  # noqa: F401

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backstop.errors import Unavailable
+from backstop.model.errors import Unavailable
 from backstop_lab.servers.ports import free_port
 from resend_world import OTHER, ROOT, TOPIC, World, ids, servers, world  # noqa: F401
 
@@ -52,7 +52,7 @@ def test_a_shard_that_is_away_ends_the_job_with_its_class_and_the_others_went_ou
 def test_a_driver_that_outlives_its_run_changes_nothing(world: World, spark: Any) -> None:
     from spark_jobs.resend import run as resend
 
-    from backstop.errors import RunLost
+    from backstop.model.errors import RunLost
 
     world.stubs(["m"])
     world.ask(["m"])

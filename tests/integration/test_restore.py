@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from backstop.errors import DecisionRefused
+from backstop.model.errors import DecisionRefused
+from backstop.model.records import Counts
 from backstop.reconcile.promote import promote
-from backstop.records import Counts
 from backstop.restore.consumer import restore_consumer
 from backstop.restore.producer import restore_producer
 from backstop.runs.run import Run, close_run, open_run

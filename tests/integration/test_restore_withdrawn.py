@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from backstop.cases.decide import decide
 from backstop.cases.open import open_case
 from backstop.cli.app import run_app
-from backstop.errors import BackstopError
+from backstop.decisions.decide import decide
+from backstop.model.errors import BackstopError
+from backstop.model.records import Counts
 from backstop.reconcile.revisit import revisit_cases
-from backstop.records import Counts
 from backstop.restore.paused import begin
 from backstop.restore.producer import restore_producer
 from backstop.runs.run import open_run

@@ -12,8 +12,8 @@ import pytest
 
 from backstop.brokers.protocol import Received
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError, Unavailable
-from backstop.records import Key, Message
+from backstop.model.errors import ConfigurationError, Unavailable
+from backstop.model.records import Key, Message
 from backstop.retention.kept import require_safe
 from backstop.retention.run_once import run_duty
 from backstop.retention.window import time_left

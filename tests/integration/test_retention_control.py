@@ -221,7 +221,7 @@ def test_oddities_and_broken_rows_go_when_nobody_has_met_them_for_long(world: Sy
 
 
 def test_nothing_is_taken_by_a_run_that_was_taken_over(world: System) -> None:
-    from backstop.errors import RunLost
+    from backstop.model.errors import RunLost
     from backstop.retention.pace import Pace
     from backstop.retention.run_once import purge
     from backstop.runs.run import open_run

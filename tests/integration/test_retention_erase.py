@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from psycopg2.extras import Json
 
-from backstop.errors import ConfigurationError, DecisionRefused, Unavailable
-from backstop.records import Key
+from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
+from backstop.model.records import Key
 from backstop.retention.erase import NOT_REACHED, Erased, erase
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres

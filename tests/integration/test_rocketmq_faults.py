@@ -13,7 +13,7 @@ import pytest
 
 from backstop.brokers.protocol import DeadLetter, Received
 from backstop.brokers.rocketmq.adapter import RocketMQ
-from backstop.records import ID_HEADER, Message, Outcome
+from backstop.model.records import ID_HEADER, Message, Outcome
 from backstop_lab.broker_kinds import DEMO_DELAY_LEVELS, DEMO_DELIVERIES, DEMO_ROCKETMQ
 from backstop_lab.faults.brokers.protocol import (
     CUT_OFF,

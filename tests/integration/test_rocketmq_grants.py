@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from backstop.brokers.rocketmq import RocketMQ
-from backstop.brokers.rocketmq.hold_against import WantedGroup, WantedTopic
-from backstop.errors import BrokerUnavailable
-from backstop.records import Message, Outcome
+from backstop.brokers.rocketmq.inspect.hold_against import WantedGroup, WantedTopic
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.records import Message, Outcome
 from backstop_lab.servers.share_classes import archive
 from rocketmq_server import RocketMQ as Server
 

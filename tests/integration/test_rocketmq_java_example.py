@@ -17,11 +17,11 @@ import psycopg2
 import pytest
 
 from backstop.brokers.open import open_broker
-from backstop.brokers.rocketmq.epoch import EPOCH
+from backstop.brokers.rocketmq.message.epoch import EPOCH
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.model.records import Counts
 from backstop.reconcile.run_once import run_once
-from backstop.records import Counts
 from backstop.resend.work import run_duty as resend
 from backstop.runs.run import Run
 from backstop.sweep.run_once import run_duty as sweep

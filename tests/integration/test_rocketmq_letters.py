@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from backstop.brokers.rocketmq.dead_queue import MARKS
-from backstop.brokers.rocketmq.drain import DRAIN_GROUP
-from backstop.brokers.rocketmq.stored import Stored
-from backstop.errors import BrokerUnavailable
-from backstop.records import GROUPS_HEADER, ID_HEADER, Position
-from backstop.runs.control import connect
+from backstop.brokers.rocketmq.dead_letters.dead_queue import MARKS
+from backstop.brokers.rocketmq.dead_letters.drain import DRAIN_GROUP
+from backstop.brokers.rocketmq.message.stored import Stored
+from backstop.control.connection import connect
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.records import GROUPS_HEADER, ID_HEADER, Position
 from backstop.runs.run import open_run
 from backstop_lab.servers.postgres import Postgres
 from rocketmq_java import JavaPeer

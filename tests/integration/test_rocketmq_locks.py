@@ -13,8 +13,8 @@ import pytest
 
 from backstop.brokers.rocketmq import RocketMQ as Adapter
 from backstop.config.settings import Settings
-from backstop.health.watch import run_once
-from backstop.records import Message, Outcome
+from backstop.model.records import Message, Outcome
+from backstop.watch.run_once import run_once
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from rocketmq_java import JavaPeer

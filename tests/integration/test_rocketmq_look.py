@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from backstop.brokers.rocketmq.epoch import EPOCH
-from backstop.errors import BrokerUnavailable
-from backstop.verdicts.settle import present_epoch
+from backstop.brokers.rocketmq.message.epoch import EPOCH
+from backstop.evidence.settle import present_epoch
+from backstop.model.errors import BrokerUnavailable
 from rocketmq_java import JavaPeer
 from rocketmq_look_world import WAIT, World
 from rocketmq_server import RETENTION_AT_ONCE, RocketMQ
@@ -39,7 +39,7 @@ def java(shared_rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(autouse=True)
 def each_look_reads_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backstop.brokers.rocketmq.schedule.SHARED_SECONDS", -1.0)
+    monkeypatch.setattr("backstop.brokers.rocketmq.inspect.schedule.SHARED_SECONDS", -1.0)
 
 
 def now() -> datetime:
@@ -76,7 +76,7 @@ def test_looks_within_a_second_share_a_time_that_is_never_later_than_what_is_pas
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = world.made(1)
-    monkeypatch.setattr("backstop.brokers.rocketmq.schedule.SHARED_SECONDS", 3600.0)
+    monkeypatch.setattr("backstop.brokers.rocketmq.inspect.schedule.SHARED_SECONDS", 3600.0)
     [first] = world.look.progress(topic, f"g-{topic}")
     world.send(topic, 1)
     [second] = world.look.progress(topic, f"g-{topic}")
@@ -84,7 +84,7 @@ def test_looks_within_a_second_share_a_time_that_is_never_later_than_what_is_pas
     world.commit(f"g-{topic}", topic, 0, 1)
     [third] = world.look.progress(topic, f"g-{topic}")
     assert (third.next_offset, third.passed_until) == (1, first.passed_until)
-    monkeypatch.setattr("backstop.brokers.rocketmq.schedule.SHARED_SECONDS", -1.0)
+    monkeypatch.setattr("backstop.brokers.rocketmq.inspect.schedule.SHARED_SECONDS", -1.0)
     [last] = world.look.progress(topic, f"g-{topic}")
     assert last.passed_until > first.passed_until
 
@@ -285,11 +285,11 @@ def test_a_retry_of_a_popped_message_waits_too(world: World, java: JavaPeer) -> 
 
 def test_what_could_not_be_read_of_the_schedule_counts_as_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = world.made(1)
-    monkeypatch.setattr("backstop.brokers.rocketmq.schedule.SCANNED", 0)
+    monkeypatch.setattr("backstop.brokers.rocketmq.inspect.schedule.SCANNED", 0)
     mine = World(world.server)
     world.send(topic, 4, level=7)
     assert mine.retries.pending(topic, f"g-{topic}") >= 4
-    monkeypatch.setattr("backstop.brokers.rocketmq.schedule.SCANNED", 1000)
+    monkeypatch.setattr("backstop.brokers.rocketmq.inspect.schedule.SCANNED", 1000)
     assert mine.retries.pending(topic, f"g-{topic}") == 0, "read now: they are for the topic, and no retries"
     mine.close()
 
@@ -375,7 +375,7 @@ def test_more_than_may_be_read_is_not_listed_at_all(world: World, monkeypatch: p
         world.send_back(group, topic, message_id, 3)
     world.until(lambda: world.end(f"%RETRY%{group}") == 2)
     assert world.retries.listed(topic, group, None).ids == {"m"}
-    monkeypatch.setattr(f"backstop.brokers.rocketmq.retries.{limit}", 1)
+    monkeypatch.setattr(f"backstop.brokers.rocketmq.inspect.retries.{limit}", 1)
     seen = world.retries.listed(topic, group, None)
     assert (seen.ids, seen.count) == (None, 2)
 

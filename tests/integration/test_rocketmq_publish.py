@@ -14,10 +14,10 @@ import pytest
 
 from backstop.brokers.protocol import Finding, Receipt
 from backstop.brokers.rocketmq import RocketMQ
-from backstop.brokers.rocketmq.hold_against import WantedGroup, WantedTopic
-from backstop.brokers.rocketmq.stored import Stored, read_stored
-from backstop.errors import BrokerUnavailable
-from backstop.records import Message, Outcome
+from backstop.brokers.rocketmq.inspect.hold_against import WantedGroup, WantedTopic
+from backstop.brokers.rocketmq.message.stored import Stored, read_stored
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.records import Message, Outcome
 from rocketmq_server import RocketMQ as Server
 
 pytestmark = pytest.mark.other_broker

@@ -20,11 +20,11 @@ import pytest
 
 from backstop.brokers.protocol import Received
 from backstop.brokers.rocketmq.adapter import RocketMQ
-from backstop.brokers.rocketmq.batch import write_batch
-from backstop.brokers.rocketmq.receive import RocketMQSubscription
+from backstop.brokers.rocketmq.consumer.receive import RocketMQSubscription
+from backstop.brokers.rocketmq.message.batch import write_batch
 from backstop.client.read_headers import read_headers
-from backstop.errors import BrokerUnavailable, ContractBroken
-from backstop.records import Message, Outcome
+from backstop.model.errors import BrokerUnavailable, ContractBroken
+from backstop.model.records import Message, Outcome
 from rocketmq_java import JavaPeer
 from rocketmq_server import RETENTION_AT_ONCE
 from rocketmq_server import RocketMQ as Server
@@ -403,7 +403,7 @@ class TestHandingBack:
         def away(*_: object) -> None:
             raise BrokerUnavailable("The master of the broker broker-b is away.", kept="", next_step="")
 
-        monkeypatch.setattr("backstop.brokers.rocketmq.find_origins.Origins.find", away)
+        monkeypatch.setattr("backstop.brokers.rocketmq.routes.find_origins.Origins.find", away)
         until(lambda: its.broker.retry_pending(its.topic, its.group) == 1, "it waits in the retry topic")
         its.publish(1, 1)
         came = {one.message.message_id: one for one in get(subscription, 2)}
@@ -482,8 +482,8 @@ class TestWaiting:
     def test_a_broker_that_does_nothing_is_told_from_one_that_has_nothing(
         self, own: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("backstop.brokers.rocketmq.pull.SUSPEND_SECONDS", 1.0)
-        monkeypatch.setattr("backstop.brokers.rocketmq.pull.LATE_SECONDS", 6.0)
+        monkeypatch.setattr("backstop.brokers.rocketmq.consumer.pull.SUSPEND_SECONDS", 1.0)
+        monkeypatch.setattr("backstop.brokers.rocketmq.consumer.pull.LATE_SECONDS", 6.0)
         its = World(own, 1)
         its.broker = connect(own, answer_timeout=timedelta(seconds=5))
         subscription = its.subscribe()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from backstop.brokers.rocketmq import RocketMQ as Adapter
+from backstop.model.records import Message, Position
 from backstop.reconcile.run_once import run_once
-from backstop.records import Message, Position
 from backstop.runs.run import Run
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from backstop.brokers.rocketmq.address import Address, split_endpoint
-from backstop.brokers.rocketmq.codes import Ask, Said
-from backstop.brokers.rocketmq.frames import Command, Login, Request
-from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.properties import message_of, properties_of, write_properties
-from backstop.brokers.rocketmq.route import NoSuchTopic, Route, Routes
-from backstop.brokers.rocketmq.session import Lost, NotSent, Session
-from backstop.brokers.rocketmq.stored import Stored, read_stored
-from backstop.errors import BrokerUnavailable
-from backstop.records import Message
+from backstop.brokers.rocketmq.message.properties import message_of, properties_of, write_properties
+from backstop.brokers.rocketmq.message.stored import Stored, read_stored
+from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Route, Routes
+from backstop.brokers.rocketmq.wire.address import Address, split_endpoint
+from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.frames import Command, Login, Request
+from backstop.brokers.rocketmq.wire.pool import Pool
+from backstop.brokers.rocketmq.wire.session import Lost, NotSent, Session
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.records import Message
 from rocketmq_java import JavaPeer
 from rocketmq_server import RocketMQ
 from rocketmq_tls import write_certificates

@@ -23,14 +23,14 @@ from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import Settings
-from backstop.errors import BackstopError, BrokerUnavailable, ConfigurationError, RunLost, RunRefused, StoreUnavailable
-from backstop.named_sql import load as load_sql
-from backstop.records import Counts
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.evidence.sources import Sources, guarded
+from backstop.model.errors import BackstopError, BrokerUnavailable, ConfigurationError, RunLost, RunRefused, StoreUnavailable
+from backstop.model.records import Counts
 from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
-from backstop.runs.watch_parent import EXIT_CODE
 from backstop.schema.revisions import head, whole
-from backstop.verdicts.sources import Sources, guarded
+from backstop.spark.watch_parent import EXIT_CODE
+from backstop.sql.named import load as load_sql
 from backstop_lab.servers.postgres import Postgres
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -328,7 +328,7 @@ def test_a_control_database_that_is_away_is_said_in_three_parts_without_its_pass
 
 DRIVER = """
     import os, sys, threading
-    from backstop.runs.watch_parent import watch_parent
+    from backstop.spark.watch_parent import watch_parent
     watch_parent(2)
     open(sys.argv[1], "w").write(str(os.getpid()))
     threading.Event().wait()

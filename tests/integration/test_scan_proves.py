@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from backstop.config.connections import Connections
-from backstop.errors import StoreUnavailable
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Counts, Key
 from backstop.reconcile import gather, packets, scan_logs
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.judge import judge
@@ -18,11 +19,10 @@ from backstop.reconcile.promote import promote
 from backstop.reconcile.prove import prove
 from backstop.reconcile.run_once import run_once
 from backstop.reconcile.run_proof import scope_now
-from backstop.records import Counts, Key
 from backstop.runs.run import close_run, open_run
-from backstop.stores import postgresql_scan
-from backstop.stores.postgresql_logs import PostgresLogs
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.postgresql import scan as postgresql_scan
+from backstop.stores.postgresql.logs import PostgresLogs
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import LAST_NUMBER, Part, Scan, Scope
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey

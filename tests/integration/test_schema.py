@@ -17,8 +17,8 @@ import psycopg2.errors
 import pytest
 
 from backstop import schema
-from backstop.errors import ConfigurationError, StoreUnavailable
-from backstop.records import LogState, Outcome, RequestState, StubStatus
+from backstop.model.errors import ConfigurationError, StoreUnavailable
+from backstop.model.records import LogState, Outcome, RequestState, StubStatus
 from backstop.schema.migrate import as_sql, current, grant, grants_sql, head, migrate
 from backstop.schema.revisions import ROLES, revisions
 from backstop_lab.servers.postgres import Postgres

@@ -7,18 +7,18 @@ from typing import Any, get_args
 
 import pytest
 
-from backstop.cases.actions import ACTIONS
-from backstop.cases.decide import Decided, decide
 from backstop.cases.intend import begun
-from backstop.cases.look import show
 from backstop.cases.open import open_case
-from backstop.cases.propose import lapse, proposed
-from backstop.cases.question_text import body_of, subject_of
 from backstop.cli.app import run_app
 from backstop.config.people import Action, PeopleSettings
-from backstop.dead_letters.replay_incident import Wanted, run_incident
-from backstop.dead_letters.tell_case import refresh_case
-from backstop.errors import DecisionRefused
+from backstop.decisions.actions import ACTIONS
+from backstop.decisions.decide import Decided, decide
+from backstop.decisions.look import show
+from backstop.decisions.propose import lapse, proposed
+from backstop.decisions.question_text import body_of, subject_of
+from backstop.incidents.replay import Wanted, run_incident
+from backstop.model.errors import DecisionRefused
+from backstop.triage.decide.tell_case import refresh_case
 from control_world import World, servers, world  # noqa: F401
 from triage_world import dead, letters
 
@@ -128,7 +128,7 @@ def test_an_approval_that_was_cut_short_is_given_again_and_nobody_rejects_it_mea
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("backstop.cases.decide._finish", killed)
+        patch.setattr("backstop.decisions.decide._finish", killed)
         with pytest.raises(KeyboardInterrupt):
             said(world, case_id, "approve", "bob")
     world.conn.rollback()
@@ -300,7 +300,7 @@ def test_what_reached_a_producer_lapses_with_its_approver_and_is_not_told_as_app
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("backstop.cases.decide._finish", killed)
+        patch.setattr("backstop.decisions.decide._finish", killed)
         with pytest.raises(KeyboardInterrupt):
             said(world, case_id, "approve", "bob")
     grow_older(world, "approving_since", "1 hour")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from backstop.runs import job
 from backstop.runs.run import keep_alive, open_run
+from backstop.spark import job
 from backstop_lab.shop.wait_for import wait_for
 from control_world import World, servers, world  # noqa: F401
 

@@ -10,10 +10,10 @@ import pytest
 
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.evidence.judge_by_key import Judge
+from backstop.model.records import Key
 from backstop.reconcile.run_once import run_once
-from backstop.records import Key
 from backstop.runs.run import Run
-from backstop.verdicts.judge import Judge
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from letters import INSERT, values

@@ -10,15 +10,15 @@ import psycopg2
 import pytest
 import redis
 
-from backstop.errors import AuditFailed, ConfigurationError, LeaseLost, StoreUnavailable
+from backstop.checks.run import run_suite
+from backstop.control.connection import connect
 from backstop.leases import guard
 from backstop.leases.front import Front
 from backstop.leases.lease import Acquired, Arrival, Busy, Conflict
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_guard import RedisGuard
 from backstop.leases.redis_records import RedisKeys, read_record
-from backstop.quality.audit import run_suite
-from backstop.runs.control import connect
+from backstop.model.errors import AuditFailed, ConfigurationError, LeaseLost, StoreUnavailable
 from backstop.runs.run import close_run, open_run
 from backstop.sweep.check_redis import check_leases
 from backstop.sweep.run_once import count_before, run_duty

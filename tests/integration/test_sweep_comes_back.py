@@ -13,8 +13,8 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import Consumer, Work
 from backstop.leases import guard
 from backstop.leases.lease import Acquired, Arrival
+from backstop.model.records import Key, Message
 from backstop.reconcile.run_once import run_once
-from backstop.records import Key, Message
 from backstop.resend.work import run_duty as resend
 from backstop.runs.run import Run
 from backstop.sweep.run_once import run_duty as sweep

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from backstop.errors import StoreUnavailable
-from backstop.records import Key
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Key
 from backstop.sweep.foreign.mysql_records import SQL, MysqlRecords
 from backstop.sweep.foreign.sweep_records import SweptRecords
 from backstop_lab.servers.ports import free_port

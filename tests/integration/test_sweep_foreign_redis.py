@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from backstop.errors import StoreUnavailable
-from backstop.records import Key
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Key
 from backstop.sweep.foreign.read_keys import plain_glob, plain_key
 from backstop.sweep.foreign.redis_records import KeyFormat, RedisRecords
 from backstop.sweep.foreign.sweep_records import SweptRecords

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from backstop.cases.close import close_settled
-from backstop.cases.decide import decide
-from backstop.errors import Unavailable
-from backstop.resend.request import Ask, ask
+from backstop.decisions.decide import decide
+from backstop.model.errors import Unavailable
+from backstop.requests.ask import Ask, ask
 from control_world import World, servers, world  # noqa: F401
 from triage_world import cases, classify, dead, letter, letters, look_now, requests, resend, set_policy, states, triage
 

@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import pytest
 
-from backstop.dead_letters import stage_patterns
-from backstop.dead_letters.classify import rules_of
-from backstop.dead_letters.count_due import count_stored
-from backstop.named_sql import load
+from backstop.sql.named import load
+from backstop.triage.causes import stage_patterns
+from backstop.triage.causes.classify import rules_of
+from backstop.triage.count_due import count_stored
 from letter_world import causes, classify, clean, letter, triage
 from resend_world import World, servers, world
 
@@ -65,7 +65,7 @@ def rows_read(plan: dict[str, Any]) -> Iterator[int]:
 
 def test_letters_that_wait_are_not_read_to_see_that_none_is_due(world: World) -> None:
     waiting(world, 5_000)
-    statement = "EXPLAIN (ANALYZE, FORMAT JSON) " + load("backstop.dead_letters", "count_due.sql")["due"]
+    statement = "EXPLAIN (ANALYZE, FORMAT JSON) " + load("backstop.triage", "count_due.sql")["due"]
     values = {"topics": None, "version": rules_of(world.settings).version, "limit": 10_000}
     ((found,),) = world.sql("control", statement, values)
     plan = found if isinstance(found, list) else json.loads(found)
@@ -101,7 +101,7 @@ def test_only_causes_that_could_make_a_pattern_with_what_was_staged_are_read(
     letter(world, "carol", error="Declined: the card of carol is not accepted here")
     classify(world, audit=tmp_path)
     assert causes(world)["handler failed || Declined: the card of <name> is not accepted here"] == ("unknown", 3)
-    kept = load("backstop.dead_letters", "classify.sql")["kept_patterns"]
+    kept = load("backstop.triage.causes", "classify.sql")["kept_patterns"]
     pattern = "handler failed || Declined: the card of <name> is not accepted here"
     assert world.sql("control", kept, {"blanks": [pattern.count(" ")]}) == [(pattern,)]
     assert world.sql("control", kept, {"blanks": [pattern.count(" ") + 1]}) == []

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from backstop.brokers.open import open_broker
-from backstop.cases.decide import decide
-from backstop.dead_letters import run_once
-from backstop.errors import AuditFailed, RunRefused
-from backstop.quality.audit import run_suite
-from backstop.records import Message
+from backstop.checks.run import run_suite
+from backstop.decisions.decide import decide
+from backstop.model.errors import AuditFailed, RunRefused
+from backstop.model.records import Message
 from backstop.runs.run import Run, open_run
+from backstop.triage import run_once
 from control_world import World, servers, world  # noqa: F401
 from triage_world import cases, letters, look_now, requests, resend
 

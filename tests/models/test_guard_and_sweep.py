@@ -17,7 +17,7 @@ from backstop.leases import guard, redis_guard
 from backstop.leases.front import Front
 from backstop.leases.lease import Arrival, Done
 from backstop.leases.redis_exchange import Script
-from backstop.stores import postgresql_leases
+from backstop.stores.postgresql import leases as postgresql_leases
 from backstop.sweep import redis_bucket
 from client_world import Database, postgres, valkey  # noqa: F401
 from guard_machine import GuardAndSweep, KeptDatabase, Stage

@@ -20,15 +20,15 @@ import psycopg2
 import pytest
 
 from backstop.brokers.protocol import Receipt
-from backstop.named_sql import load
-from backstop.records import Attempt, Key, Outcome, RequestState, Stub
+from backstop.model.records import Attempt, Key, Outcome, RequestState, Stub
+from backstop.requests.ask import Ask, ask
+from backstop.requests.policy import Decision, Send
 from backstop.resend import recover
 from backstop.resend.claim import Claimed, Lot, Request, Worker, claim_requests, take_numbers
-from backstop.resend.policy import Decision, Send
-from backstop.resend.request import Ask, ask
 from backstop.resend.settle import End, end_requests, settle_attempts
 from backstop.resend.work import a_worker, now
 from backstop.runs.run import hold
+from backstop.sql.named import load
 from resend_world import TOPIC, World, servers, world  # noqa: F401
 
 LOT = Lot(TOPIC, "shop_a")
@@ -503,7 +503,7 @@ def test_no_interleaving_sends_a_number_twice_or_more_than_was_asked_and_nothing
 def test_a_free_token_in_the_send_numbers_place_sends_more_than_was_asked(
     databases: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queries = load("backstop.stores", "postgresql_stubs.sql")
+    queries = load("backstop.stores.postgresql", "stubs.sql")
     weak = queries["claim"]
     for strong, free in (
         ("m.send_count = a.send_number - 1 AND ", ""), ("s.send_count = a.send_number - 1 AND ", ""),

@@ -17,7 +17,7 @@ import pytest
 
 import system as small
 from backstop.cli.app import run_app
-from backstop.records import Key
+from backstop.model.records import Key
 from backstop.schema.migrate import migrate
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -43,7 +43,7 @@ class Incident:
         self.system, self._postgres, self._spark = system, postgres, spark
         self.said: list[str] = []
         patch.chdir(folder)
-        patch.setattr("backstop.runs.spark_session.start_session", lambda *_: spark)
+        patch.setattr("backstop.spark.session.start_session", lambda *_: spark)
         for reference in system.settings.connection_refs():
             patch.setenv(f"AIRFLOW_CONN_{reference.upper()}", system.connections.url(reference))
         written = folder / "backstop.yaml"

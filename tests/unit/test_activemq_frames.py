@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from backstop.brokers.activemq.decode import content_of, headers_of, letter_of, message_of, stored_at
 from backstop.brokers.activemq.frames import Frame, Malformed, Reader, encode
 from backstop.brokers.activemq.names import Names
-from backstop.dead_letters.storable import make_storable
-from backstop.records import ID_HEADER, Message
+from backstop.model.records import ID_HEADER, Message
+from backstop.triage.drain.storable import make_storable
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=30)
 NAME = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x00"), min_size=1, max_size=30)

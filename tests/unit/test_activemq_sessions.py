@@ -14,8 +14,8 @@ from backstop.brokers.activemq.publish import _uncommitted
 from backstop.brokers.activemq.receive import ActiveMQSubscription
 from backstop.brokers.activemq.session import Address, Pool
 from backstop.brokers.activemq.unavailable import unavailable
-from backstop.errors import ConfigurationError
-from backstop.records import Outcome
+from backstop.model.errors import ConfigurationError
+from backstop.model.records import Outcome
 
 
 @pytest.mark.parametrize(("message", "outcome"), [

@@ -10,9 +10,9 @@ import pytest
 
 from backstop.cli.explain import evidence, next_step
 from backstop.cli.out import printable
-from backstop.records import Verdict
+from backstop.evidence.judge_by_key import Judged
+from backstop.model.records import Verdict
 from backstop.verdicts import frames
-from backstop.verdicts.judge import Judged
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 JUDGED = Judged(

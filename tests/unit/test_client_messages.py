@@ -18,10 +18,10 @@ import pytest
 from backstop import client
 from backstop.brokers.protocol import Received
 from backstop.client.read_headers import read_headers
-from backstop.errors import BackstopError, ContractBroken
-from backstop.named_sql import load
-from backstop.records import LogState, Message
-from backstop.run_sql import in_style, is_unavailable, parameter_style
+from backstop.model.errors import BackstopError, ContractBroken
+from backstop.model.records import LogState, Message
+from backstop.sql.named import load
+from backstop.sql.run import in_style, is_unavailable, parameter_style
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT / "docs" / "wire-contract.md"

@@ -18,7 +18,7 @@ from backstop.config.durations import parse as parse_duration
 from backstop.config.durations import written
 from backstop.config.load import from_mapping, load, parse
 from backstop.config.settings import Policy, Settings
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 PROJECT = Path(__file__).resolve().parents[2]
 SMALLEST: dict[str, Any] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backstop.config.connections import Connections, read_secrets_file, take_secrets_file, write_secrets_file
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 PASSWORD = "p@ss/w:rd %25"
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstop.config.policy import Policy
-from backstop.dead_letters.decide import (
+from backstop.model.records import Category, LogRow, Stub
+from backstop.triage.decide.decide import (
     REASONS,
     STICKY,
     Decision,
@@ -24,8 +25,7 @@ from backstop.dead_letters.decide import (
     look_again,
     proof_of,
 )
-from backstop.dead_letters.settle_replays import end_of
-from backstop.records import Category, LogRow, Stub
+from backstop.triage.decide.settle_replays import end_of
 
 NOW = datetime(2026, 1, 10, tzinfo=UTC)
 POLICY = Policy()

@@ -9,9 +9,9 @@ import yaml
 
 from backstop.config.load import from_mapping
 from backstop.config.settings import Settings
-from backstop.dead_letters.rules import NO_RULE, Rules, built_in
-from backstop.errors import ConfigurationError
-from backstop.records import Category
+from backstop.model.errors import ConfigurationError
+from backstop.model.records import Category
+from backstop.triage.causes.rules import NO_RULE, Rules, built_in
 from control_world import PROJECT
 
 C, E = "cause", "error"

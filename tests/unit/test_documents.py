@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from backstop.records import LetterState, LogState, RequestState, State, StubStatus, Verdict
+from backstop.model.records import LetterState, LogState, RequestState, State, StubStatus, Verdict
 from backstop.schema.revisions import whole
 
 ROOT = Path(__file__).resolve().parents[2]

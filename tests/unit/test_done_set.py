@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backstop.client.done_set import DoneSet
-from backstop.errors import ContractBroken
+from backstop.model.errors import ContractBroken
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)), max_size=40)
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import log_templates
-from backstop.dead_letters import fingerprint as fingerprint_module
-from backstop.dead_letters.find_patterns import Patterns, find_patterns
-from backstop.dead_letters.fingerprint import HEAD, TAIL, TEMPLATE, VERSION, fingerprint, shape_of
-from backstop.dead_letters.group_texts import group_texts
+from backstop.triage.causes import fingerprint as fingerprint_module
+from backstop.triage.causes.find_patterns import Patterns, find_patterns
+from backstop.triage.causes.fingerprint import HEAD, TAIL, TEMPLATE, VERSION, fingerprint, shape_of
+from backstop.triage.causes.group_texts import group_texts
 
 SLOTS = {
     "a uuid": ("order 6fa459ea-ee8a-3ca4-894e-db77e160355e is gone", "order <*> is gone"),
@@ -147,7 +147,7 @@ def test_the_broker_and_the_consumer_speak_for_themselves() -> None:
 
 def test_a_fingerprint_is_the_same_in_every_process() -> None:
     text = "user alice failed 3 times from 10.0.0.7: HTTP 503"
-    code = f"from backstop.dead_letters.fingerprint import fingerprint; print(fingerprint({text!r}).fingerprint)"
+    code = f"from backstop.triage.causes.fingerprint import fingerprint; print(fingerprint({text!r}).fingerprint)"
     include = str(Path(__file__).parents[2] / "include")
     said = {
         subprocess.run(

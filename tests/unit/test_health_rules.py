@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from backstop.health import judge as judge_module
-from backstop.health import rules
-from backstop.health.look import History
-from backstop.health.looks import Answer, GroupLook, Limits, QueueLook, TopicLook
+from backstop.watch import judge as judge_module
+from backstop.watch import rules
+from backstop.watch.look import History
+from backstop.watch.looks import Answer, GroupLook, Limits, QueueLook, TopicLook
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -14,8 +14,8 @@ from backstop.brokers.protocol import Broker
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.config.settings import Settings
-from backstop.errors import BrokerUnavailable, ConfigurationError
-from backstop.verdicts.sources import Sources
+from backstop.evidence.sources import Sources
+from backstop.model.errors import BrokerUnavailable, ConfigurationError
 from system import settings_dict
 
 METHODS = [*(name for name in vars(Broker) if not name.startswith("_") and name != "capabilities"), "__enter__", "__exit__"]

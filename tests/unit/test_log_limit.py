@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from backstop import log_limit
-from backstop.log_limit import LimitedLog
+from backstop.model import log_limit
+from backstop.model.log_limit import LimitedLog
 
 
 def test_a_fault_is_logged_once_in_some_minutes_with_how_often_it_was_met(

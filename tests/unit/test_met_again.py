@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from backstop.brokers.protocol import DeadLetter
-from backstop.dead_letters.met_again import Met, Stored, met_again
+from backstop.triage.drain.met_again import Met, Stored, met_again
 
 BEGAN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BEFORE, SINCE = BEGAN - timedelta(seconds=1), BEGAN + timedelta(seconds=1)

@@ -7,9 +7,9 @@ from typing import Literal
 
 import pytest
 
-from backstop.records import Verdict
+from backstop.model.records import Verdict
+from backstop.requests.policy import Postpone, Send
 from backstop.resend.order_policy import decide_order
-from backstop.resend.policy import Postpone, Send
 from backstop.stores.protocol import Neighbours
 
 LATER = datetime(2026, 1, 1, tzinfo=UTC)

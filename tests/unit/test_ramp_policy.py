@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from backstop.config.policy import Policy
-from backstop.records import Verdict
+from backstop.evidence.judge_by_key import Judged
+from backstop.model.records import Verdict
 from backstop.resend.ramp_policy import (
     SET_ASIDE,
     Close,
@@ -23,7 +24,6 @@ from backstop.resend.ramp_policy import (
     step_size,
 )
 from backstop.verdicts.frames import micros
-from backstop.verdicts.judge import Judged
 
 RELEASED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 AFTER, BEFORE = RELEASED_AT + timedelta(seconds=1), RELEASED_AT - timedelta(seconds=1)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from backstop.brokers.protocol import Receipt
 from backstop.config.policy import Policy
-from backstop.records import (
+from backstop.evidence.judge_by_key import Told
+from backstop.model.records import (
     GROUPS_HEADER,
     SEND_HEADER,
     Attempt,
@@ -23,7 +24,7 @@ from backstop.records import (
     Stub,
     Verdict,
 )
-from backstop.resend.policy import (
+from backstop.requests.policy import (
     NO_ROUTE,
     TOO_OLD,
     NotNeeded,
@@ -39,7 +40,6 @@ from backstop.resend.policy import (
 from backstop.resend.publish import as_copy
 from backstop.resend.recover import LeftBehind, end_of
 from backstop.resend.settle import FOR_GOOD, end_of_send
-from backstop.verdicts.judge import Told
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = Key("orders", "o:1%")

@@ -8,8 +8,8 @@ import pytest
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.resend.request import route_for
-from backstop.verdicts.sources import Sources
+from backstop.evidence.sources import Sources
+from backstop.requests.ask import route_for
 from system import settings_dict
 
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from backstop.brokers.rocketmq.address import Address
-from backstop.brokers.rocketmq.clock import Clock
-from backstop.brokers.rocketmq.codes import Ask
-from backstop.brokers.rocketmq.frames import ANSWER, Request, encode
-from backstop.brokers.rocketmq.pool import Pool
-from backstop.errors import BrokerUnavailable
+from backstop.brokers.rocketmq.inspect.clock import Clock
+from backstop.brokers.rocketmq.wire.address import Address
+from backstop.brokers.rocketmq.wire.codes import Ask
+from backstop.brokers.rocketmq.wire.frames import ANSWER, Request, encode
+from backstop.brokers.rocketmq.wire.pool import Pool
+from backstop.model.errors import BrokerUnavailable
 from unit.test_rocketmq_session import Peer
 
 BOOTED = 1_900_000_000_000

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backstop.brokers.rocketmq import fastjson
-from backstop.brokers.rocketmq.codes import Ask, Said, word
-from backstop.brokers.rocketmq.frames import MAX_FRAME, Command, Login, Malformed, Reader, Request, decode, encode
+from backstop.brokers.rocketmq.wire import fastjson
+from backstop.brokers.rocketmq.wire.codes import Ask, Said, word
+from backstop.brokers.rocketmq.wire.frames import MAX_FRAME, Command, Login, Malformed, Reader, Request, decode, encode
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
 FIELDS = st.dictionaries(TEXT, TEXT, max_size=5)

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backstop.brokers.protocol import LETTER_PAGE_BYTES
-from backstop.brokers.rocketmq.codes import Said
-from backstop.brokers.rocketmq.dead_queue import DeadQueue, DeadQueues, Refused, _in_a_row
-from backstop.brokers.rocketmq.drain import Drain, RocketMQLetters
-from backstop.brokers.rocketmq.find_origins import Dead, Origins, _original
-from backstop.brokers.rocketmq.frames import Command, Malformed
-from backstop.brokers.rocketmq.read_letter import broker_id_of, read_letter, ref_of, topic_of
-from backstop.brokers.rocketmq.session import Lost
-from backstop.brokers.rocketmq.stored import Stored
-from backstop.errors import BrokerUnavailable, ConfigurationError
-from backstop.records import ID_HEADER, Position
+from backstop.brokers.rocketmq.dead_letters.dead_queue import DeadQueue, DeadQueues, Refused, _in_a_row
+from backstop.brokers.rocketmq.dead_letters.drain import Drain, RocketMQLetters
+from backstop.brokers.rocketmq.message.read_letter import broker_id_of, read_letter, ref_of, topic_of
+from backstop.brokers.rocketmq.message.stored import Stored
+from backstop.brokers.rocketmq.routes.find_origins import Dead, Origins, _original
+from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.frames import Command, Malformed
+from backstop.brokers.rocketmq.wire.session import Lost
+from backstop.model.errors import BrokerUnavailable, ConfigurationError
+from backstop.model.records import ID_HEADER, Position
 
 AT = datetime(2026, 11, 21, 10, 0, 0, 123000, tzinfo=UTC)
 QUEUE = "%DLQ%billing"
@@ -113,7 +113,8 @@ def answer(*offsets: int, code: int = Said.SUCCESS, after: int | None = None) ->
 
 @pytest.fixture
 def plain_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backstop.brokers.rocketmq.dead_queue.read_stored", lambda body: [entry(one) for one in body])
+    module = "backstop.brokers.rocketmq.dead_letters.dead_queue"
+    monkeypatch.setattr(f"{module}.read_stored", lambda body: [entry(one) for one in body])
 
 
 @pytest.mark.usefixtures("plain_bodies")
@@ -156,7 +157,7 @@ class TestWhatTwoMastersSayOfAnOrigin:
                 raise Malformed("no message")
             return [original] if body else []
 
-        monkeypatch.setattr("backstop.brokers.rocketmq.find_origins.read_stored", read)
+        monkeypatch.setattr("backstop.brokers.rocketmq.routes.find_origins.read_stored", read)
         routes = SimpleNamespace(brokers=("a", "b"), route=lambda *_, **__: SimpleNamespace(masters={"a": "a:1", "b": "b:1"}))
         pool = SimpleNamespace(ask_all=lambda asked, deadline: list(answers))
         dead = Dead("orders", "a", "a:1", entry(7))

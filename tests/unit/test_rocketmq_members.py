@@ -8,10 +8,8 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from backstop.brokers.rocketmq import fastjson
-from backstop.brokers.rocketmq.frames import Command
-from backstop.brokers.rocketmq.in_hand import InHand
-from backstop.brokers.rocketmq.members import (
+from backstop.brokers.rocketmq.consumer.in_hand import InHand
+from backstop.brokers.rocketmq.consumer.members import (
     EVERY_TAG,
     MessageQueue,
     allocate,
@@ -21,7 +19,9 @@ from backstop.brokers.rocketmq.members import (
     running_info,
     subscription,
 )
-from backstop.brokers.rocketmq.stored import Stored
+from backstop.brokers.rocketmq.message.stored import Stored
+from backstop.brokers.rocketmq.wire import fastjson
+from backstop.brokers.rocketmq.wire.frames import Command
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 QUEUE = MessageQueue("t", "broker-a", 0)

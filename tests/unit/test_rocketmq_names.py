@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backstop.brokers.rocketmq import properties as props
-from backstop.brokers.rocketmq.names import (
+from backstop.brokers.rocketmq.message import properties as props
+from backstop.brokers.rocketmq.message.names import (
     MAX_GROUP,
     MAX_TOPIC,
     QUEUES_OF_A_BROKER,
@@ -28,7 +28,7 @@ from backstop.brokers.rocketmq.names import (
     retry_topic,
     topic_of_retry,
 )
-from backstop.brokers.rocketmq.properties import (
+from backstop.brokers.rocketmq.message.properties import (
     BROKERS_OWN,
     MAX_PROPERTIES,
     brokers_properties,
@@ -40,9 +40,9 @@ from backstop.brokers.rocketmq.properties import (
     tag_of,
     write_properties,
 )
-from backstop.brokers.rocketmq.stored import Stored, read_properties
-from backstop.errors import ConfigurationError, ContractBroken
-from backstop.records import ID_HEADER, Message
+from backstop.brokers.rocketmq.message.stored import Stored, read_properties
+from backstop.model.errors import ConfigurationError, ContractBroken
+from backstop.model.records import ID_HEADER, Message
 
 ANY = st.characters(blacklist_categories=["Cs"])
 NAME = st.text(ANY | st.sampled_from("%|+_DLQRETY0aF"), min_size=1, max_size=10) | st.sampled_from(

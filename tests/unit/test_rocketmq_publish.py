@@ -10,11 +10,8 @@ from datetime import timedelta
 
 import pytest
 
-from backstop.brokers.rocketmq.address import Address
-from backstop.brokers.rocketmq.clock import Clock
-from backstop.brokers.rocketmq.codes import Ask, Said
-from backstop.brokers.rocketmq.frames import ANSWER, Command, Reader, Request, encode
-from backstop.brokers.rocketmq.hold_against import (
+from backstop.brokers.rocketmq.inspect.clock import Clock
+from backstop.brokers.rocketmq.inspect.hold_against import (
     Consumers,
     WantedGroup,
     WantedTopic,
@@ -24,14 +21,17 @@ from backstop.brokers.rocketmq.hold_against import (
     hold_retries,
     hold_subscription,
 )
-from backstop.brokers.rocketmq.look import Looker
-from backstop.brokers.rocketmq.measure_durability import Surveyor
-from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.publish import Publisher
-from backstop.brokers.rocketmq.route import Routes
-from backstop.brokers.rocketmq.schedule import Schedule
-from backstop.brokers.rocketmq_delay_levels import DELAY_LEVELS
-from backstop.records import Message, Outcome
+from backstop.brokers.rocketmq.inspect.look import Looker
+from backstop.brokers.rocketmq.inspect.measure_durability import Surveyor
+from backstop.brokers.rocketmq.inspect.schedule import Schedule
+from backstop.brokers.rocketmq.producer.publish import Publisher
+from backstop.brokers.rocketmq.routes.route import Routes
+from backstop.brokers.rocketmq.wire.address import Address
+from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.frames import ANSWER, Command, Reader, Request, encode
+from backstop.brokers.rocketmq.wire.pool import Pool
+from backstop.config.rocketmq_delay_levels import DELAY_LEVELS
+from backstop.model.records import Message, Outcome
 
 Say = Callable[[Command], tuple[int, str | None] | None]
 """(code, remark) for a send; null: silence."""

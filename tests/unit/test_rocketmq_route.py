@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from backstop.brokers.rocketmq.address import Address
-from backstop.brokers.rocketmq.codes import Ask
-from backstop.brokers.rocketmq.frames import ANSWER, Request, encode
-from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.route import NoSuchTopic, Routes
-from backstop.errors import BrokerUnavailable, ConfigurationError
+from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
+from backstop.brokers.rocketmq.wire.address import Address
+from backstop.brokers.rocketmq.wire.codes import Ask
+from backstop.brokers.rocketmq.wire.frames import ANSWER, Request, encode
+from backstop.brokers.rocketmq.wire.pool import Pool
+from backstop.model.errors import BrokerUnavailable, ConfigurationError
 from unit.test_rocketmq_session import Peer
 
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"

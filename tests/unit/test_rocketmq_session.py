@@ -12,13 +12,13 @@ from contextlib import suppress
 
 import pytest
 
-from backstop.brokers.rocketmq.address import Address
-from backstop.brokers.rocketmq.codes import Ask, Said
-from backstop.brokers.rocketmq.exchange import WINDOW, ask_many
-from backstop.brokers.rocketmq.frames import ANSWER, Command, Reader, Request, encode
-from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.session import Lost, NotSent, Session
-from backstop.errors import ConfigurationError
+from backstop.brokers.rocketmq.wire.address import Address
+from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.exchange import WINDOW, ask_many
+from backstop.brokers.rocketmq.wire.frames import ANSWER, Command, Reader, Request, encode
+from backstop.brokers.rocketmq.wire.pool import Pool
+from backstop.brokers.rocketmq.wire.session import Lost, NotSent, Session
+from backstop.model.errors import ConfigurationError
 
 SOON, LONG = 0.3, 30.0
 Script = Callable[["Peer", socket.socket], None]

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backstop.brokers.rocketmq import unpack
-from backstop.brokers.rocketmq.frames import Malformed
-from backstop.brokers.rocketmq.read_letter import read_letter, ref_of
-from backstop.brokers.rocketmq.stored import Stored, read_properties, read_store_id, read_stored
+from backstop.brokers.rocketmq.message import unpack
+from backstop.brokers.rocketmq.message.read_letter import read_letter, ref_of
+from backstop.brokers.rocketmq.message.stored import Stored, read_properties, read_store_id, read_stored
+from backstop.brokers.rocketmq.wire.frames import Malformed
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
 # By hand, from the description of the format: a message of the first version in the queue 3 of the topic "ab".

@@ -13,7 +13,7 @@ from backstop.alerts.send import Sender
 from backstop.config.settings import Settings
 from backstop.config.signing_key import signing_key
 from backstop.config.transport import open_to_others
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 
 def test_a_signing_key_is_read_from_a_file_of_ours_that_nobody_else_may_read(

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from backstop.verdicts.settle import Progress, cut, present_epoch, settle
+from backstop.evidence.settle import Progress, cut, present_epoch, settle
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 GRACE = timedelta(hours=6)

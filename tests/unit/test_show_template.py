@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from backstop.dead_letters.fingerprint import fingerprint
-from backstop.dead_letters.show_template import shown
+from backstop.triage.causes.fingerprint import fingerprint
+from backstop.triage.causes.show_template import shown
 from log_templates import DEV, HELD_OUT
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backstop.errors import ConfigurationError
-from backstop.runs.spark_session import start_session
+from backstop.model.errors import ConfigurationError
+from backstop.spark.session import start_session
 
 
 @pytest.mark.parametrize("master", ["spark://127.0.0.1:1", "yarn", "k8s://https://127.0.0.1:1"])

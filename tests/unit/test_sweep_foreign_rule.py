@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from backstop.config.load import from_mapping
-from backstop.errors import ConfigurationError
-from backstop.records import Key, LogState
+from backstop.model.errors import ConfigurationError
+from backstop.model.records import Key, LogState
 from backstop.sweep.foreign.decide import Decision, Expiry, Held, Record, decide, keys_of
 from backstop.sweep.foreign.protocol import LogStanding
 from backstop.sweep.foreign.read_keys import dedup_listener_key, plain_glob, plain_key

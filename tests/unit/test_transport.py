@@ -9,8 +9,8 @@ import pytest
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.transport import open_to_others
-from backstop.errors import ConfigurationError, StoreUnavailable
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.model.errors import ConfigurationError, StoreUnavailable
 
 PROJECT = Path(__file__).resolve().parents[2]
 OPEN = [

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from backstop.errors import StoreUnavailable
+from backstop.model.errors import StoreUnavailable
 from backstop.schema.build_indexes import build_indexes, indexes_of
 from backstop.schema.change_tables import change_tables, changes_of
 from backstop.schema.migrate import current, head, migrate

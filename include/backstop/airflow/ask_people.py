@@ -29,9 +29,9 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
     """
     from airflow.sdk.exceptions import AirflowFailException
 
-    from backstop.cases.propose import lapse
-    from backstop.cases.questions import Question, choose, end, live, present, topics_of
-    from backstop.health.outbox import note_success
+    from backstop.decisions.propose import lapse
+    from backstop.decisions.questions import Question, choose, end, live, present, topics_of
+    from backstop.watch.outbox import note_success
 
     with control_room() as room:
 

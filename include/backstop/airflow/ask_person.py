@@ -57,7 +57,7 @@ class AskPersonOperator(BaseOperator):
         from airflow.sdk.exceptions import TaskAwaitingInput
         from psycopg2 import InterfaceError, OperationalError
 
-        from backstop.errors import Unavailable
+        from backstop.model.errors import Unavailable
 
         if event.get("error_type") == "timeout":
             raise TaskAwaitingInput(method_name="execute_complete", timeout=self._look_again())

@@ -25,7 +25,7 @@ def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
 def open_audit(context: Mapping[str, Any], day: str | None) -> steps.Opened:
     """Opens the run of a day: the one that a person names, else the partition of this DAG run, else yesterday."""
     from backstop.audit.day import day_of
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     named = day or context["dag_run"].partition_key
     try:

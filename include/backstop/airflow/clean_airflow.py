@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def before() -> datetime:
     """What is older goes: $BACKSTOP_CLEAN_KEEP, 30 days."""
     from backstop.config.durations import ALLOWED, parse
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     text = os.environ.get("BACKSTOP_CLEAN_KEEP") or "30d"
     try:
@@ -66,7 +66,7 @@ def database_url() -> str:
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
 
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     try:
         connection = BaseHook.get_connection(CONNECTION)

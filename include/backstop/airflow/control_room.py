@@ -37,8 +37,8 @@ def log_errors(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def logging_step(*arguments: Any, **named: Any) -> Any:
-        from backstop.errors import BackstopError
-        from backstop.mask_secrets import drop_details
+        from backstop.model.errors import BackstopError
+        from backstop.model.mask_secrets import drop_details
 
         try:
             return step(*arguments, **named)
@@ -60,7 +60,7 @@ def control_room() -> Iterator[Room]:
     end."""
     from backstop.config.connections import Connections
     from backstop.config.load import load
-    from backstop.runs.control import connect
+    from backstop.control.connection import connect
 
     settings, connections = load(), Connections(resolver=url_from_airflow)
     control = connect(settings, connections)

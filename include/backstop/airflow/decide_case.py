@@ -20,7 +20,7 @@ from backstop.airflow.links import PREFIX, base_url
 from backstop.airflow.wake import WORK, wake_duties
 
 if TYPE_CHECKING:
-    from backstop.cases.questions import How
+    from backstop.decisions.questions import How
 
 DAG = "decide_case"
 """Asks about the cases of no team; a team's DAG has its name behind this one."""
@@ -62,11 +62,11 @@ def form_of(case_id: int, dag_run_id: str, asked_by: str = "", dag_id: str = DAG
     """
     from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-    from backstop.cases.look import show
-    from backstop.cases.propose import proposed
-    from backstop.cases.question_text import EXAMPLES, body_of, subject_of
-    from backstop.cases.questions import begin, end, last_said, show_now, topics_of, why_stale
-    from backstop.errors import DecisionRefused
+    from backstop.decisions.look import show
+    from backstop.decisions.propose import proposed
+    from backstop.decisions.question_text import EXAMPLES, body_of, subject_of
+    from backstop.decisions.questions import begin, end, last_said, show_now, topics_of, why_stale
+    from backstop.model.errors import DecisionRefused
 
     with control_room() as room:
         topic = topics_of(room.control, [case_id]).get(case_id)
@@ -127,7 +127,7 @@ def _number(title: str, description: str, *, most: int) -> Param:
 
 def receive_answer(context: Any, answer: Answer) -> None:
     """Keeps the answer with the question that this run asks."""
-    from backstop.cases.questions import receive
+    from backstop.decisions.questions import receive
 
     with control_room() as room:
         if not receive(room.control, context["run_id"], answer, asked_by=str(context["ti"].id) if "ti" in context else ""):
@@ -158,12 +158,12 @@ def apply_answer(case_id: int, dag_run_id: str, dag_id: str = DAG) -> dict[str, 
 
     Raises Unavailable when the present state cannot be read: the answer is kept, and applied by the next try.
     """
-    from backstop.cases.decide import decide
     from backstop.cases.intend import begun
-    from backstop.cases.look import show
-    from backstop.cases.propose import APPROVE, REJECT, proposed
-    from backstop.cases.questions import asked, end, present, topics_of, why_stale
-    from backstop.errors import DecisionRefused
+    from backstop.decisions.decide import decide
+    from backstop.decisions.look import show
+    from backstop.decisions.propose import APPROVE, REJECT, proposed
+    from backstop.decisions.questions import asked, end, present, topics_of, why_stale
+    from backstop.model.errors import DecisionRefused
 
     with control_room() as room:
         question = asked(room.control, dag_run_id)
@@ -213,7 +213,7 @@ def apply_answer(case_id: int, dag_run_id: str, dag_id: str = DAG) -> dict[str, 
 
 def options_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The form's fields as cases.decide takes them. Raises DecisionRefused for base64 that is none, and for two contents."""
-    from backstop.errors import DecisionRefused
+    from backstop.model.errors import DecisionRefused
 
     options: dict[str, Any] = {name: inputs[name] for name in ("more", "sample", "broker") if name in inputs}
     if CONTENT in inputs and CONTENT_BASE64 in inputs:
@@ -233,7 +233,7 @@ def _decoded(text: str) -> bytes:
     from base64 import b64decode
     from binascii import Error
 
-    from backstop.errors import DecisionRefused
+    from backstop.model.errors import DecisionRefused
 
     try:
         return b64decode("".join(text.split()), validate=True)

@@ -73,7 +73,7 @@ def token() -> str | None:
     """The password of the connection that settings.metrics names; null: nobody may pass."""
     from backstop.config.connections import Connections
     from backstop.config.load import load
-    from backstop.errors import BackstopError
+    from backstop.model.errors import BackstopError
 
     try:
         settings = load()

@@ -30,12 +30,12 @@ def tell_failure(context: dict[str, Any]) -> None:
     log.error("backstop: %s", notice["text"])
     from psycopg2 import Error as DatabaseError
 
-    from backstop.errors import BackstopError
+    from backstop.model.errors import BackstopError
 
     title = f"The duty {notice['duty']} failed"
     try:
         with _control() as (settings, connections, conn):
-            from backstop.health.outbox import note_failure
+            from backstop.watch.outbox import note_failure
 
             tell_back(conn)
             steps = settings.alerts.escalate.warning
@@ -55,7 +55,7 @@ def tell_back(conn: Any) -> None:
     if away := _recall():
         from airflow.sdk import Variable
 
-        from backstop.health.outbox import note_back
+        from backstop.watch.outbox import note_back
 
         note_back(conn, str(away["since"]), int(away["unsaid"]), [str(run) for run in away["of_people"]])
         try:
@@ -75,7 +75,7 @@ def _tell_away(title: str, notice: dict[str, str]) -> None:
     """The same when the outbox cannot be reached: to every channel that takes warnings, once an hour at most."""
     from airflow.sdk import Variable
 
-    from backstop.health.outbox import EACH_RUN
+    from backstop.watch.outbox import EACH_RUN
 
     now = datetime.now(UTC)
     away = _recall() or {"since": now.isoformat(timespec="seconds"), "told": None, "unsaid": 0, "of_people": []}
@@ -146,7 +146,7 @@ class _control:
     def __enter__(self) -> tuple[Any, Any, Any]:
         from backstop.config.connections import Connections
         from backstop.config.load import load
-        from backstop.runs.control import connect
+        from backstop.control.connection import connect
 
         settings, connections = load(), Connections()
         self._conn = connect(settings, connections, connect_timeout=5)

@@ -19,7 +19,7 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from backstop.airflow.access import Visitor, reader, visitor_of
 from backstop.airflow.control_room import Room, control_room, docs_folder
 from backstop.airflow.decide_case import DAG, dag_for
-from backstop.named_sql import load
+from backstop.sql.named import load
 
 DAG_OF_RUNS = "reconcile"
 """What runs did is of every team: those pages are for who may read this DAG."""
@@ -183,7 +183,7 @@ def show_checks(run_id: int, suite: str) -> Response:
 
     The index of the Data Docs is drawn by a script, which does not run here; the page of the result itself is plain HTML.
     """
-    from backstop.quality.suites import SUITES, checks_of
+    from backstop.checks.suites import SUITES, checks_of
 
     with _reading() as (_, cursor):
         cursor.execute(_SQL["checks_of_run"], {"run_id": run_id})

@@ -18,7 +18,7 @@ def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """Set-up: the run, its lease and its token, and how much is due. It changes nothing else."""
     from airflow.sdk.exceptions import AirflowSkipException
 
-    from backstop.errors import RunRefused
+    from backstop.model.errors import RunRefused
 
     try:
         opened = steps.open_duty(

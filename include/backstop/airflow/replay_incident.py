@@ -20,7 +20,7 @@ from backstop.airflow.links import PREFIX, base_url
 from backstop.airflow.wake import WORK, wake_duties
 
 if TYPE_CHECKING:
-    from backstop.dead_letters.replay_incident import Mode, Plan
+    from backstop.incidents.replay import Mode, Plan
 
 NO = "do nothing"
 log = logging.getLogger(__name__)
@@ -40,9 +40,9 @@ def store_plan(params: Mapping[str, Any], who: str, dag_run_id: str) -> dict[str
     """
     from airflow.sdk.exceptions import AirflowFailException
 
-    from backstop.dead_letters.approve_plan import planned_in
-    from backstop.dead_letters.replay_incident import Wanted, run_incident
-    from backstop.errors import ConfigurationError, DecisionRefused
+    from backstop.incidents.approve_plan import planned_in
+    from backstop.incidents.replay import Wanted, run_incident
+    from backstop.model.errors import ConfigurationError, DecisionRefused
 
     try:
         start, end = _instant("from", params["from"]), _instant("to", params["to"])
@@ -81,7 +81,7 @@ def ask_for_approval(context: Any) -> dict[str, Any]:
     """The form that shows the plan; skipped when nothing goes out, or a few within the radius for who may decide."""
     from airflow.sdk.exceptions import AirflowSkipException
 
-    from backstop.dead_letters.approve_plan import show, yes_to
+    from backstop.incidents.approve_plan import show, yes_to
 
     mode = context["params"]["mode"]
     with control_room() as room:
@@ -106,8 +106,8 @@ def _plan_of(room: Room, dag_run_id: str) -> tuple[Plan, int]:
     """The newest plan that this run made, from the database, and how many it made. Raises AirflowFailException."""
     from airflow.sdk.exceptions import AirflowFailException
 
-    from backstop.dead_letters.approve_plan import planned_in
-    from backstop.dead_letters.plan_incident import read_plan
+    from backstop.incidents.approve_plan import planned_in
+    from backstop.incidents.plan import read_plan
 
     incident_id, made = planned_in(room.control, dag_run_id)
     if incident_id is None:
@@ -136,7 +136,7 @@ def _require_maker(room: Room, found: Plan, made: int, mode: str) -> None:
 
 def receive_approval(context: Any, answer: Answer) -> None:
     """Keeps the answer with the plan that it was shown with."""
-    from backstop.dead_letters.approve_plan import receive
+    from backstop.incidents.approve_plan import receive
 
     with control_room() as room:
         receive(room.control, _plan_of(room, context["run_id"])[0].incident_id, answer)
@@ -144,7 +144,7 @@ def receive_approval(context: Any, answer: Answer) -> None:
 
 def body_of(found: Plan, mode: str, yes: str) -> str:
     """The plan as Markdown; ids and reasons stand in code."""
-    from backstop.cases.question_text import code
+    from backstop.decisions.question_text import code
 
     by = f"planned by {code(found.planned_by)}: {code(found.why)}"
     lines = [f"**{found.total}** deliveries of {code(found.topic)}, {by}", ""]
@@ -180,9 +180,9 @@ def request_planned(dag_run_id: str, mode: Mode, dag_run: Any) -> dict[str, Any]
     """
     from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-    from backstop.dead_letters.approve_plan import given, yes_to
-    from backstop.dead_letters.replay_incident import run_incident
-    from backstop.errors import DecisionRefused
+    from backstop.incidents.approve_plan import given, yes_to
+    from backstop.incidents.replay import run_incident
+    from backstop.model.errors import DecisionRefused
 
     with control_room() as room:
         found, made = _plan_of(room, dag_run_id)

@@ -43,7 +43,7 @@ def resend_here(opened: steps.Opened, ti: Any) -> dict[str, int]:
 def listed(topic: str | None, ids: str, login: str | None, why: str, dag_run_id: str, *, young: bool = True) -> ResendInput:
     """These ids, one a line; the log says what becomes of each. `login`: who triggered the run, as Airflow knows them; `young`:
     within a day. A run that is older, or of somebody who may not resend in the topic, is refused."""
-    from backstop.errors import ConfigurationError, DecisionRefused
+    from backstop.model.errors import ConfigurationError, DecisionRefused
     from backstop.resend.ask_for_ids import read_ids
     from backstop.resend.work import Listing, ResendInput
 

@@ -191,7 +191,7 @@ def client_hook(**options: Any) -> Any:
     try:
         return ClientHook(**options)
     except (NameError, RuntimeError) as error:  # how the provider says that it lacks another one
-        from backstop.errors import ConfigurationError
+        from backstop.model.errors import ConfigurationError
 
         raise ConfigurationError(
             "A Spark master on Kubernetes needs Airflow's Kubernetes provider, which is not installed.",
@@ -205,7 +205,7 @@ def check_master(conn_id: str) -> None:
     encoded."""
     from airflow.sdk import BaseHook
 
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     try:
         connection = BaseHook.get_connection(conn_id)

@@ -56,7 +56,7 @@ def do(opened: Opened, step: str, given: Any = None, *, ti: Any = None, raises: 
 
     `raises` false: the task is green all the same, because those after it can do without.
     """
-    from backstop.errors import Unavailable
+    from backstop.model.errors import Unavailable
     from backstop.runs.duty import do_step
 
     counts: dict[str, int] = {}
@@ -105,7 +105,7 @@ def scope_of(topic: str | None, start: str | None = None, end: str | None = None
 
 def require_topic(room: Room, topic: str | None) -> None:
     """Raises ConfigurationError for a topic that the settings do not know."""
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     if topic is not None and topic not in room.settings.topics:
         raise ConfigurationError(
@@ -159,8 +159,8 @@ def check_all(suites: Sequence[str], opened: Opened) -> list[str]:
     """
     from airflow.sdk.exceptions import AirflowSkipException
 
-    from backstop.errors import AuditFailed
-    from backstop.quality import run_suite
+    from backstop.checks import run_suite
+    from backstop.model.errors import AuditFailed
 
     reports: list[str] = []
     failed: list[AuditFailed] = []
@@ -189,7 +189,7 @@ def close(opened: Opened, tasks: Ended) -> dict[str, Any]:
     """
     from airflow.sdk.exceptions import AirflowFailException
 
-    from backstop.errors import BackstopError, Unavailable
+    from backstop.model.errors import BackstopError, Unavailable
     from backstop.reports.runs import counts_of
     from backstop.runs.duty import close as close_work
 

@@ -1,4 +1,4 @@
-"""What the tasks of the DAG `triage` do: each calls one step of backstop.dead_letters for the run that `open_run` opened.
+"""What the tasks of the DAG `triage` do: each calls one step of backstop.triage for the run that `open_run` opened.
 
 A broker or database that does not answer stops no step: each does all else, hands on the sentence that names what was away,
 and the tear-down ends the run as incomplete.
@@ -56,7 +56,7 @@ def decide_and_apply(opened: str, **context: Any) -> dict[str, int]:
 
 def decide(opened: steps.Opened, ti: Any) -> dict[str, int]:
     """Decides what is due and applies it; a dry run writes each decision into the log and applies none."""
-    from backstop.dead_letters.run_once import TriageInput
+    from backstop.triage.run_once import TriageInput
 
     given = TriageInput(lambda decided: log.info("backstop %s", decided))
     return steps.do(opened, "decide_and_apply", given, ti=ti, raises=False)
@@ -81,7 +81,7 @@ class ClassifyOperator(SparkDutyOperator):
 @log_errors
 def classify_few(opened: steps.Opened, below: int, ti: Any = None) -> int:
     """Letters to classify; fewer than `below` are staged here, by the functions that the executors call."""
-    from backstop.dead_letters.count_due import count_stored
+    from backstop.triage.count_due import count_stored
 
     with steps.opened_work(opened) as work:
         waiting = count_stored(work.settings, work.control, work.run, at_most=max(below, 1))[0]

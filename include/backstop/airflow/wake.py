@@ -71,6 +71,6 @@ def anything_to_tell(room: Room) -> bool:
 
 def anybody_to_ask(room: Room) -> bool:
     """Whether a case is to be shown to a person, or a question taken away."""
-    from backstop.cases.questions import any_to_ask
+    from backstop.decisions.questions import any_to_ask
 
     return any_to_ask(room.control, room.settings.people.questions, room.settings.teams_by_topic())

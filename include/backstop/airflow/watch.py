@@ -28,7 +28,7 @@ def watch() -> dict[str, Any]:
 
     Raises what the watch raises, after the notifier had its turn: an alert is told even when something did not answer.
     """
-    from backstop.health.watch import run_once
+    from backstop.watch.run_once import run_once
 
     with control_room() as room:
         notify.tell_back(room.control)

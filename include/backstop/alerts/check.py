@@ -10,7 +10,7 @@ from backstop.brokers.protocol import Finding
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.config.transport import NOT_ENCRYPTED, open_to_others
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 _DO = "Correct the connection; the forms are in docs/how-to/alerts.md."
 

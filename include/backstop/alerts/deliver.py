@@ -25,9 +25,9 @@ from backstop.alerts.write import write
 from backstop.config.alerts import SEVERITIES, ChannelSettings
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError
-from backstop.named_sql import load
-from backstop.records import Counts
+from backstop.model.errors import ConfigurationError
+from backstop.model.records import Counts
+from backstop.sql.named import load
 
 log = logging.getLogger("backstop.alerts")
 _SQL = load("backstop.alerts", "alerts.sql")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from backstop.named_sql import load
+from backstop.sql.named import load
 
 _SQL = load("backstop.alerts", "alerts.sql")
 

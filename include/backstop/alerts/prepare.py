@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from backstop.config.alerts import SEVERITIES, AlertsSettings, ChannelSettings
-from backstop.named_sql import load
-from backstop.records import Counts
+from backstop.model.records import Counts
+from backstop.sql.named import load
 
 _SQL = load("backstop.alerts", "alerts.sql")
 _AT_ONCE = 50_000

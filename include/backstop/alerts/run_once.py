@@ -7,10 +7,10 @@ from typing import Any
 from backstop.alerts.deliver import deliver
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import AlertsUndelivered, ConfigurationError
-from backstop.named_sql import load
-from backstop.records import Counts
+from backstop.model.errors import AlertsUndelivered, ConfigurationError
+from backstop.model.records import Counts
 from backstop.runs.duty import Duty, Step, Work, walk_duty
+from backstop.sql.named import load
 
 _SQL = load("backstop.alerts", "alerts.sql")
 

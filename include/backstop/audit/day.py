@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, time, timedelta
 
 from backstop.config.durations import written
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

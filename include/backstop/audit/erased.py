@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from backstop.named_sql import load
-from backstop.records import Key
+from backstop.model.records import Key
+from backstop.sql.named import load
 
 _SQL = load("backstop.audit", "queries.sql")
 PAGE = 2_000

@@ -17,18 +17,18 @@ from backstop.audit.record import KEPT, Breach, Look
 from backstop.config.connections import Connections
 from backstop.config.constraints import longest_way_back
 from backstop.config.settings import Settings
-from backstop.errors import StoreFailed, Unavailable
-from backstop.named_sql import load
-from backstop.records import Key, LogState
+from backstop.evidence.owed_since import read_owed_since
+from backstop.evidence.read_logs import read_logs
+from backstop.evidence.sources import Sources, guarded, open_guarded
+from backstop.evidence.start_offsets import read_start_offsets
+from backstop.model.errors import StoreFailed, Unavailable
+from backstop.model.records import Key, LogState
+from backstop.sql.named import load
 from backstop.stores.audit import StubAudit
 from backstop.stores.open import open_leases, open_stub_audit
 from backstop.verdicts import frames
 from backstop.verdicts.evaluate import Engine, table
 from backstop.verdicts.frames import instant
-from backstop.verdicts.owed_since import read_owed_since
-from backstop.verdicts.read_logs import read_logs
-from backstop.verdicts.sources import Sources, guarded, open_guarded
-from backstop.verdicts.start_offsets import read_start_offsets
 
 _SQL = load("backstop.audit", "queries.sql")
 PAGE = 5_000

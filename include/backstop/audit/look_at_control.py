@@ -7,7 +7,7 @@ from typing import Any
 from backstop.audit.day import Day
 from backstop.audit.record import KEPT, Breach, Look
 from backstop.config.settings import Settings
-from backstop.named_sql import load
+from backstop.sql.named import load
 
 _SQL = load("backstop.audit", "control.sql")
 

@@ -13,12 +13,12 @@ from backstop.audit.erased import INVARIANT, erased_messages
 from backstop.audit.record import KEPT, Breach, Look
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
-from backstop.named_sql import load
-from backstop.records import Key
+from backstop.evidence.sources import Sources, open_guarded
+from backstop.model.errors import Unavailable
+from backstop.model.records import Key
+from backstop.sql.named import load
 from backstop.stores.audit import StubAudit
 from backstop.stores.open import open_stub_audit
-from backstop.verdicts.sources import Sources, open_guarded
 
 _SQL = load("backstop.audit", "queries.sql")
 PAGE = 5_000

@@ -10,9 +10,9 @@ from psycopg2.extras import execute_values
 
 from backstop.audit.day import Day
 from backstop.audit.invariants import INVARIANTS, LATE
-from backstop.named_sql import load
-from backstop.records import Counts
+from backstop.model.records import Counts
 from backstop.runs.run import Run, hold
+from backstop.sql.named import load
 
 _SQL = load("backstop.audit", "queries.sql")
 KEPT = 1_000

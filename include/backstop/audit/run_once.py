@@ -20,11 +20,11 @@ from backstop.audit.look_at_producers import look_at_producers
 from backstop.audit.record import Look, record
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable
-from backstop.named_sql import load
-from backstop.records import Counts
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Counts
 from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
 from backstop.runs.run import DEAD_AFTER, Run, add_counts
+from backstop.sql.named import load
 
 _SQL = load("backstop.audit", "queries.sql")
 

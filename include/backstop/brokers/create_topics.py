@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from backstop.errors import BrokerUnavailable, ConfigurationError
+from backstop.model.errors import BrokerUnavailable, ConfigurationError
 
 QUEUES = 4
 """For each topic: enough that workers share, few enough to look at."""

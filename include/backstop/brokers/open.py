@@ -12,16 +12,16 @@ from typing import Any, Final
 from pydantic_core import PydanticCustomError
 
 from backstop.brokers.activemq import ActiveMQ
-from backstop.brokers.installed import installed
 from backstop.brokers.protocol import Broker
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.brokers.rocketmq import RocketMQ
-from backstop.brokers.rocketmq.hold_against import WantedGroup, WantedTopic
-from backstop.brokers.rocketmq_delay_levels import DELIVERIES
+from backstop.brokers.rocketmq.inspect.hold_against import WantedGroup, WantedTopic
 from backstop.config.connections import Connections
 from backstop.config.durations import parse
+from backstop.config.installed_brokers import installed
+from backstop.config.rocketmq_delay_levels import DELIVERIES
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 _DEFAULT_SEND = timedelta(seconds=10)
 _DURATIONS = frozenset({"visibility", "connect_timeout", "send_timeout", "answer_timeout", "retention"})

@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
 
-from backstop.records import Message, Outcome, Position
+from backstop.model.records import Message, Outcome, Position
 
 
 class ProgressMeans(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from backstop.named_sql import load
+from backstop.sql.named import load
 
 _SQL = load("backstop.cases", "queries.sql")
 

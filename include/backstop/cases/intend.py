@@ -16,10 +16,10 @@ from typing import Any
 import psycopg2
 from psycopg2 import errors as pg
 
-from backstop.errors import DecisionRefused
-from backstop.named_sql import load
-from backstop.records import Counts
-from backstop.runs.decision_log import append
+from backstop.control.decision_log import append
+from backstop.model.errors import DecisionRefused
+from backstop.model.records import Counts
+from backstop.sql.named import load
 
 _SQL = load("backstop.cases", "queries.sql")
 Intent = Mapping[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 from psycopg2.extras import execute_values
 
 from backstop.cases.close import closing_key
-from backstop.named_sql import load
+from backstop.sql.named import load
 
 _SQL = load("backstop.cases", "queries.sql")
 

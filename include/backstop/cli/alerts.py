@@ -57,7 +57,7 @@ def test_channels(
 ) -> None:
     """Send one test message to each channel. Ends with 3 when one did not take it."""
     from backstop.alerts.check import send_test
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     settings, known = context.load_settings(), context.connections()
     channels = settings.channels()

@@ -14,8 +14,8 @@ import typer
 from backstop.cli import context
 from backstop.cli.extras import extra_of, install
 from backstop.cli.out import printable
-from backstop.errors import BackstopError
-from backstop.mask_secrets import drop_details
+from backstop.model.errors import BackstopError
+from backstop.model.mask_secrets import drop_details
 
 COMMANDS = {
     "migrate": ("migrate", "Bring databases to the schema of this version."),

@@ -27,8 +27,8 @@ def list_them(
     as_json: out.Json = False,
 ) -> None:
     """List cases, the newest first; open ones by default."""
-    from backstop.cases.actions import KINDS
-    from backstop.cases.look import STATES, list_cases
+    from backstop.decisions.actions import KINDS
+    from backstop.decisions.look import STATES, list_cases
 
     require_known("--state", [state], STATES)
     require_known("--kind", [kind] if kind else [], KINDS)
@@ -56,10 +56,10 @@ def show_one(
     as_json: out.Json = False,
 ) -> None:
     """Show one case: why it was opened, its deliveries, what can be decided, what was."""
-    from backstop.cases.actions import ACTIONS
-    from backstop.cases.look import show
-    from backstop.cases.note import notes_of
-    from backstop.cases.propose import proposed
+    from backstop.decisions.actions import ACTIONS
+    from backstop.decisions.look import show
+    from backstop.decisions.note import notes_of
+    from backstop.decisions.propose import proposed
 
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
@@ -119,8 +119,8 @@ def decide_one(
     as_json: out.Json = False,
 ) -> None:
     """Decide a case. The present state is read again first; a decision that does not fit it is refused."""
-    from backstop.cases.decide import decide
-    from backstop.runs.speaker import speaker
+    from backstop.control.speaker import speaker
+    from backstop.decisions.decide import decide
 
     settings, known = context.load_settings(), context.connections()
     options: dict[str, Any] = {}
@@ -161,10 +161,10 @@ def show_proposed(
     diff: Annotated[bool, typer.Option("--diff", help="The dead letter's content as it is now beside it, line by line.")] = False,
 ) -> None:
     """Write a proposed new content to stdout, unchanged; the rest of the proposal goes to stderr."""
-    from backstop.cases.propose import proposed
-    from backstop.dead_letters.export_letters import read_letters
-    from backstop.dead_letters.letters import UNDECIDED, LetterFilter
-    from backstop.errors import DecisionRefused
+    from backstop.decisions.propose import proposed
+    from backstop.model.errors import DecisionRefused
+    from backstop.reports.export_letters import read_letters
+    from backstop.reports.letters import UNDECIDED, LetterFilter
 
     old: list[dict[str, Any]] = []
     with context.control(context.load_settings(), context.connections()) as conn:
@@ -209,8 +209,8 @@ def note_one(
     by: Annotated[str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")] = None,
 ) -> None:
     """Write a note to a case; it is shown with it."""
-    from backstop.cases.note import add_note
-    from backstop.runs.speaker import speaker
+    from backstop.control.speaker import speaker
+    from backstop.decisions.note import add_note
 
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
@@ -220,7 +220,7 @@ def note_one(
 
 def _content(path: str | None) -> bytes | None:
     """Never an argument: others on the machine see arguments, and shells keep them."""
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     if path is None:
         return None

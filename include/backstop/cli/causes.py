@@ -9,7 +9,7 @@ import typer
 
 from backstop.cli import context, out
 from backstop.cli.misused import LARGEST, explain_nothing, require_known
-from backstop.records import Category
+from backstop.model.records import Category
 
 _WIDEST = 110
 """Characters of a template in a table."""
@@ -23,11 +23,11 @@ def causes(
     as_json: out.Json = False,
 ) -> None:
     """List causes, those with the most open dead letters first."""
-    from backstop.named_sql import load
     from backstop.reports.read import read
+    from backstop.sql.named import load
 
     require_known("--category", [category] if category else [], Category)
-    query = load("backstop.dead_letters", "classify.sql")["causes"]
+    query = load("backstop.triage.causes", "classify.sql")["causes"]
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
         rows = read(conn, query, {"topic": topic, "category": category, "all": everything, "limit": limit})
@@ -56,7 +56,7 @@ def try_rules(
     as_json: out.Json = False,
 ) -> None:
     """Show how a file's rules would classify the open dead letters. Changes nothing."""
-    from backstop.dead_letters.try_rules import try_rules as try_them
+    from backstop.triage.causes.try_rules import try_rules as try_them
 
     rules = _rules_in(file)
     settings, known = context.load_settings(), context.connections()
@@ -87,7 +87,7 @@ def _rules_in(file: Path) -> list[dict[str, Any]]:
     from pydantic import ValidationError
 
     from backstop.config.settings import DeadLetterSettings
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     kept, next_step = "Nothing was changed.", "Write them as in docs/how-to/causes.md."
     try:

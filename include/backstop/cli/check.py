@@ -49,9 +49,9 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
     """Every finding, one after the other; what does not answer is a finding, not an error."""
     from backstop.alerts.check import check_channels
     from backstop.brokers.protocol import Finding
-    from backstop.errors import BackstopError
+    from backstop.evidence.sources import Sources
+    from backstop.model.errors import BackstopError
     from backstop.sweep.check_redis import check_leases
-    from backstop.verdicts.sources import Sources
 
     repair = [name for name, topic in settings.topics.items() if topic.mode == "repair"]
     yield Finding(
@@ -116,7 +116,7 @@ def _transport(settings: Settings, known: Connections) -> Iterator[Finding]:
     """Could others on the way read what goes over a connection? One that is not known is told where it is used."""
     from backstop.brokers.protocol import Finding
     from backstop.config.transport import open_to_others
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     for ref in settings.connection_refs():
         try:
@@ -136,8 +136,8 @@ def _one(
 ) -> Iterator[Finding]:
     """Does it answer, is its clock right, and what does it say about itself? `topics`: of a broker, with their groups."""
     from backstop.brokers.protocol import Finding
-    from backstop.errors import BackstopError
-    from backstop.verdicts.read_evidence import Clocks
+    from backstop.evidence.read import Clocks
+    from backstop.model.errors import BackstopError
 
     try:
         source = opened()
@@ -189,7 +189,7 @@ def _shown(value: object) -> str:
 
 def _schema_of_control(settings: Settings, known: Connections) -> Iterator[Finding]:
     from backstop.brokers.protocol import Finding
-    from backstop.errors import BackstopError
+    from backstop.model.errors import BackstopError
     from backstop.schema.migrate import current, head
 
     try:
@@ -206,8 +206,8 @@ def _schema_of_control(settings: Settings, known: Connections) -> Iterator[Findi
 def _space(conn: Any, settings: Settings) -> Iterator[Finding]:
     """Do dead letters near what they may take of the control database?"""
     from backstop.brokers.protocol import Finding
-    from backstop.health.size import judge_size
-    from backstop.runs.kept_bytes import read_kept_bytes
+    from backstop.control.kept_bytes import read_kept_bytes
+    from backstop.watch.size import judge_size
 
     with conn, conn.cursor() as cursor:
         kept = read_kept_bytes(cursor)

@@ -53,8 +53,8 @@ def hide_secrets(text: str) -> str:
 def note_reading(conn: Any, what: str, details: Mapping[str, Any]) -> None:
     """Puts into the log of decisions that somebody is about to see contents; commits. Nothing is shown where it cannot."""
     from backstop.cli.out import who
-    from backstop.runs.decision_log import append
-    from backstop.runs.speaker import speaker
+    from backstop.control.decision_log import append
+    from backstop.control.speaker import speaker
 
     reader = speaker(conn, None, who())
     with conn, conn.cursor() as cursor:
@@ -64,7 +64,7 @@ def note_reading(conn: Any, what: str, details: Mapping[str, Any]) -> None:
 @contextmanager
 def control(settings: Settings, known: Connections, *, any_schema: bool = False) -> Iterator[Any]:
     """A connection to the control database, closed at the end. ConfigurationError where it is older than this program."""
-    from backstop.runs.control import connect
+    from backstop.control.connection import connect
     from backstop.runs.run import require_schema
 
     conn = connect(settings, known)
@@ -80,7 +80,7 @@ def data_checks(settings: Settings, known: Connections, docs: Path) -> RunCheck:
     """Runs a suite over a run, with its report in `docs`."""
 
     def check(run: Run, suite: str) -> None:
-        from backstop.quality.audit import run_suite
+        from backstop.checks.run import run_suite
 
         repair = [name for name, topic in settings.topics.items() if topic.mode == "repair"]
         run_suite(suite, known.url(settings.control), run.run_id, None, docs, repair_topics=repair)

@@ -10,10 +10,10 @@ import typer
 from backstop.cli import causes, context, out
 from backstop.cli.misused import LARGEST, explain_nothing, misused, require_known
 from backstop.config.instant import read_instant
-from backstop.records import Category, LetterState
+from backstop.model.records import Category, LetterState
 
 if TYPE_CHECKING:
-    from backstop.dead_letters.letters import LetterFilter
+    from backstop.reports.letters import LetterFilter
 
 app = typer.Typer(help="Dead letters: list, show, export, causes, rules.", no_args_is_help=True)
 app.command("causes")(causes.causes)
@@ -42,7 +42,7 @@ def list_them(
     as_json: out.Json = False,
 ) -> None:  # fmt: skip
     """List causes, then dead letters, the newest first; undecided ones by default."""
-    from backstop.dead_letters.letters import count_by_cause, list_letters
+    from backstop.reports.letters import count_by_cause, list_letters
 
     wanted = _wanted(topic, group, state, every, category, cause, case, since)
     settings = context.load_settings()
@@ -76,7 +76,7 @@ def show_one(
     as_json: out.Json = False,
 ) -> None:
     """Show one dead letter: where and why it died, what was decided, its headers and content."""
-    from backstop.dead_letters.letters import show_letter
+    from backstop.reports.letters import show_letter
 
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
@@ -124,7 +124,7 @@ def export(
     as_json: out.Json = False,
 ) -> None:  # fmt: skip
     """Write dead letters with headers and contents to a file, the oldest first."""
-    from backstop.dead_letters.export_letters import FORMATS, export_letters
+    from backstop.reports.export_letters import FORMATS, export_letters
 
     require_known("--format", [form], FORMATS)
     if not output.parent.is_dir():
@@ -157,7 +157,7 @@ def _wanted(
     topic: str | None, group: str | None, states: list[str] | None, every: bool, category: str | None, cause: int | None,
     case: int | None, since: str | None,
 ) -> LetterFilter:  # fmt: skip
-    from backstop.dead_letters.letters import UNDECIDED, LetterFilter
+    from backstop.reports.letters import UNDECIDED, LetterFilter
 
     require_known("--state", states or [], LetterState)
     require_known("--category", [category] if category else [], Category)

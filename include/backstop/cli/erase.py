@@ -17,9 +17,9 @@ def erase(
     as_json: out.Json = False,
 ) -> None:
     """Empty stubs, dead letters and edits of finished messages; ids, hashes, who and why stay. It cannot be undone."""
+    from backstop.control.speaker import speaker
     from backstop.retention.erase import NOT_REACHED
     from backstop.retention.erase import erase as empty
-    from backstop.runs.speaker import speaker
 
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from backstop.records import Verdict
+from backstop.evidence.judge_by_key import Judged
+from backstop.model.records import Verdict
 from backstop.verdicts.frames import instant
-from backstop.verdicts.judge import Judged
 
 _MISSING = {
     "logs_unread": "its log could not be read",

@@ -23,7 +23,7 @@ def migrate(
 ) -> None:
     """Bring each database to the schema of this version. Safe to run again, and by several at once."""
     from backstop.cli.set_up import ROLES, migrate_one, text_of_migration
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     if role is not None and role not in ROLES:
         raise ConfigurationError(

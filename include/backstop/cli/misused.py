@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from backstop.config.settings import Settings  # `--help` is not to wait for it

@@ -23,10 +23,10 @@ def pause(
     as_json: out.Json = False,
 ) -> None:
     """Stop sending a topic, or everything, between two batches. Verdicts and cases go on."""
-    from backstop.errors import ConfigurationError
-    from backstop.named_sql import load
-    from backstop.runs.decision_log import append
-    from backstop.runs.speaker import speaker
+    from backstop.control.decision_log import append
+    from backstop.control.speaker import speaker
+    from backstop.model.errors import ConfigurationError
+    from backstop.sql.named import load
 
     if not why.strip():
         raise ConfigurationError("A pause needs a reason.", kept="Nothing was paused.", next_step='Say it: --why "..."')
@@ -45,10 +45,10 @@ def pause(
 
 def resume(topic: Topic = None, everything: All = False, as_json: out.Json = False) -> None:
     """Resume sending a topic; --all lifts every pause."""
-    from backstop.named_sql import load
+    from backstop.control.decision_log import append
+    from backstop.control.speaker import speaker
     from backstop.restore.paused import require_finished
-    from backstop.runs.decision_log import append
-    from backstop.runs.speaker import speaker
+    from backstop.sql.named import load
 
     queries = load("backstop.cli", "queries.sql")
     settings = context.load_settings()
@@ -65,7 +65,7 @@ def resume(topic: Topic = None, everything: All = False, as_json: out.Json = Fal
 
 
 def _name(known: Iterable[str], topic: str | None, everything: bool) -> str:
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     if everything == (topic is not None):
         raise ConfigurationError(

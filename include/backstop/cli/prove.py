@@ -9,7 +9,7 @@ import typer
 
 from backstop.cli import context, out
 from backstop.config.instant import read_instant
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from backstop.reconcile.prove import Proof
@@ -54,7 +54,7 @@ def prove(
     settings, known = context.load_settings(), context.connections()
 
     def start_spark() -> Any:
-        from backstop.runs.spark_session import start_session
+        from backstop.spark.session import start_session
 
         return start_session("backstop prove", "local[*]" if local_spark else None)
 

@@ -9,10 +9,10 @@ import typer
 from backstop.cli import context, out
 from backstop.cli.misused import LARGEST
 from backstop.config.instant import read_instant
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from backstop.dead_letters.replay_incident import Mode, Plan, Wanted
+    from backstop.incidents.replay import Mode, Plan, Wanted
 
 
 def replay(
@@ -42,8 +42,8 @@ def replay(
 
     The next resend runs send it, by their ramp and rate; each delivery is judged again first.
     """
-    from backstop.dead_letters.replay_incident import Wanted, run_incident
-    from backstop.runs.speaker import speaker
+    from backstop.control.speaker import speaker
+    from backstop.incidents.replay import Wanted, run_incident
 
     if canary + full + dry_run > 1:
         raise _misused("--canary, --full and --dry-run exclude one another.", "Choose one.")

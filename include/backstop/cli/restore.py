@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from backstop.cli import context, out
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 app = typer.Typer(help="After a database was restored from a backup: producer, consumer.", no_args_is_help=True)
 Since = Annotated[str, typer.Option("--since", help="An instant before the backup was taken, as 2026-11-21T02:00Z.")]

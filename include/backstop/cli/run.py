@@ -52,7 +52,7 @@ def reconcile(
     check = context.data_checks(settings, known, docs)
 
     def start_spark() -> Any:
-        from backstop.runs.spark_session import start_session
+        from backstop.spark.session import start_session
 
         return start_session("backstop reconcile", "local[*]" if local_spark else None)
 
@@ -88,10 +88,10 @@ def resend(
 
     With --ids or --id only these messages of the one --topic, requested or not.
     """
+    from backstop.control.speaker import speaker
     from backstop.resend.ask_for_ids import Listed
     from backstop.resend.work import Planned, run_duty
     from backstop.runs.scope import name_of
-    from backstop.runs.speaker import speaker
 
     settings, known = context.load_settings(), context.connections()
     _require_topics(settings.topics, topic)
@@ -185,8 +185,8 @@ def triage(
     A dry run shows the decisions about stored dead letters. Ends with 3 when something did not answer: the
     rest was done.
     """
-    from backstop.dead_letters.apply import Decided
-    from backstop.dead_letters.run_once import run_duty
+    from backstop.triage.decide.apply import Decided
+    from backstop.triage.run_once import run_duty
 
     settings, known = context.load_settings(), context.connections()
     _require_topics(settings.topics, topic)
@@ -218,7 +218,7 @@ def audit(
     from datetime import date
 
     from backstop.audit.run_once import run_duty
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     settings, known = context.load_settings(), context.connections()
     try:
@@ -242,7 +242,7 @@ def watch(as_json: out.Json = False) -> None:
 
     Ends with 1 when a duty is overdue, with 3 when something (the heartbeat's URL too) did not answer.
     """
-    from backstop.health.watch import run_once
+    from backstop.watch.run_once import run_once
 
     watched = run_once(context.load_settings(), context.connections())
     if as_json:
@@ -256,7 +256,7 @@ def watch(as_json: out.Json = False) -> None:
 
 
 def _listing(topic: list[str] | None, path: str | None, named: list[str] | None, who: str, why: str) -> Listing | None:
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
     from backstop.resend.ask_for_ids import read_ids
     from backstop.resend.work import Listing
 
@@ -276,7 +276,7 @@ def _listing(topic: list[str] | None, path: str | None, named: list[str] | None,
 
 
 def _require_topics(known: Any, named: list[str] | None) -> None:
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     if unknown := [name for name in named or () if name not in known]:
         raise ConfigurationError(

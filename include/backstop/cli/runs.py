@@ -45,7 +45,7 @@ def list_them(
 @app.command("show")
 def show_one(run_id: Annotated[int, typer.Argument(help="The run's number.")], as_json: out.Json = False) -> None:
     """Show one run: its counts, verdicts, requests, batches, data checks, and how long each phase took."""
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     more = ("verdict_counts", "requests_of_run", "batches_of_run", "data_checks")
     found = _read("runs", {"duty": None, "run_id": run_id, "limit": 1}, *more)
@@ -84,7 +84,7 @@ def show_one(run_id: Annotated[int, typer.Argument(help="The run's number.")], a
 
 
 def _read(name: str, parameters: dict[str, object], *more: str) -> dict[str, list[dict[str, Any]]]:
-    from backstop.named_sql import load
+    from backstop.sql.named import load
 
     queries = load("backstop.reports", "runs.sql")
     settings = context.load_settings()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from backstop.config.connections import Connections
-from backstop.errors import BackstopError, ConfigurationError
+from backstop.model.errors import BackstopError, ConfigurationError
 
 ROLES = ("control", "producer", "consumer")
 URL = "A URL, or env:NAME for the one in $NAME, which no list of processes shows."

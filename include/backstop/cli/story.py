@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backstop.cli.explain import evidence, next_step
-from backstop.dead_letters.letters import letters_of_message
-from backstop.errors import Unavailable
-from backstop.named_sql import load
-from backstop.records import Attempt, Key, LogRow, Stub
+from backstop.evidence.judge_by_key import Judge, Judged
+from backstop.model.errors import Unavailable
+from backstop.model.records import Attempt, Key, LogRow, Stub
+from backstop.reports.letters import letters_of_message
 from backstop.reports.read import read
-from backstop.verdicts.judge import Judge, Judged
+from backstop.sql.named import load
 
 _SQL = load("backstop.reports", "messages.sql")
 _PAUSED = load("backstop.cli", "queries.sql")["paused"]

@@ -13,7 +13,7 @@ from backstop.cli.misused import require_known
 
 if TYPE_CHECKING:
     from backstop.cli.story import Story
-    from backstop.records import LogRow
+    from backstop.model.records import LogRow
 
 _BATCH = 500
 
@@ -28,7 +28,7 @@ def where(
 
     Ends with 1 if a message is unknown, with 3 if a database or broker that may know it did not answer.
     """
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     ids = [*(message_id or ()), *(_read_ids(file) if file is not None else ())]
     if not ids:
@@ -37,7 +37,7 @@ def where(
         )
     settings, known = context.load_settings(), context.connections()
     from backstop.cli.story import tell
-    from backstop.verdicts.judge import Judge
+    from backstop.evidence.judge_by_key import Judge
 
     stories: list[Story] = []
     with (
@@ -64,7 +64,7 @@ def where(
 
 
 def _read_ids(file: Path) -> list[str]:
-    from backstop.errors import ConfigurationError
+    from backstop.model.errors import ConfigurationError
 
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from backstop.errors import ContractBroken
-from backstop.records import ID_BYTES, TOPIC_BYTES
+from backstop.model.errors import ContractBroken
+from backstop.model.records import ID_BYTES, TOPIC_BYTES
 
 RESERVED = "backstop-"
 """Headers of this prefix are Backstop's own."""

@@ -21,12 +21,12 @@ from backstop.client.lease_store import lease_store
 from backstop.client.process import Ended, process, process_under_row_lock, told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
-from backstop.errors import ConfigurationError, ContractBroken, StoreUnavailable, Unavailable
 from backstop.leases.front import Front
 from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Begun, Busy, Conflict, Done, Parked, Superseded
 from backstop.leases.redis_guard import RedisGuard
-from backstop.log_limit import LimitedLog
-from backstop.records import GROUP_BYTES, Counts
+from backstop.model.errors import ConfigurationError, ContractBroken, StoreUnavailable, Unavailable
+from backstop.model.log_limit import LimitedLog
+from backstop.model.records import GROUP_BYTES, Counts
 
 log = logging.getLogger(__name__)
 

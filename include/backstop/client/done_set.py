@@ -8,7 +8,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from backstop.errors import ContractBroken
+from backstop.model.errors import ContractBroken
 
 _HEADER, _INTERVAL = struct.Struct(">qI"), struct.Struct(">qq")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from backstop.errors import ContractBroken, StoreUnavailable
-from backstop.run_sql import Connection, is_in_transaction, is_unavailable, rows
+from backstop.model.errors import ContractBroken, StoreUnavailable
+from backstop.sql.run import Connection, is_in_transaction, is_unavailable, rows
 
 Connect = Callable[[], Connection]
 """Opens a connection with autocommit off; whoever calls it closes it."""

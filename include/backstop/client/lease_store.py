@@ -11,13 +11,13 @@ from typing import Protocol
 
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.ways import Leased, RowLock, Way
-from backstop.errors import ConfigurationError
 from backstop.leases import guard
 from backstop.leases.front import Front
 from backstop.leases.lease import Acquired, Arrival, Begun
 from backstop.leases.redis_guard import RedisGuard
-from backstop.records import Counts
-from backstop.run_sql import Connection
+from backstop.model.errors import ConfigurationError
+from backstop.model.records import Counts
+from backstop.sql.run import Connection
 
 
 class LeaseStore(Protocol):

@@ -29,14 +29,14 @@ from backstop.client.process import told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Way, Work, way_of
 from backstop.client.worker_pool import WorkerPool
-from backstop.errors import BrokerUnavailable, ConfigurationError, ContractBroken, LeaseLost, StoreUnavailable, Unavailable
 from backstop.leases import guard, parking, queue_owner
 from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Busy, Conflict, Done, Parked, Superseded
 from backstop.leases.parking import Full, InOrder, Kept, Limits, NotOwner, ParkingFull
 from backstop.leases.queue_owner import DRAIN_TIMEOUT, OwnedQueue, QueueLost
-from backstop.log_limit import LimitedLog
-from backstop.records import GROUP_BYTES, Counts
-from backstop.run_sql import Connection
+from backstop.model.errors import BrokerUnavailable, ConfigurationError, ContractBroken, LeaseLost, StoreUnavailable, Unavailable
+from backstop.model.log_limit import LimitedLog
+from backstop.model.records import GROUP_BYTES, Counts
+from backstop.sql.run import Connection
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from enum import Enum
 from backstop.client.keep_connection import KeptConnection
 from backstop.client.lease_store import LeaseStore
 from backstop.client.ways import Leased, Row, RowLock, Transactional, Work
-from backstop.errors import BackstopError, LeaseLost, StoreUnavailable
 from backstop.leases import row_lock
 from backstop.leases.lease import Acquired, Arrival, Begun, Busy, Done
-from backstop.records import Message
+from backstop.model.errors import BackstopError, LeaseLost, StoreUnavailable
+from backstop.model.records import Message
 
 log = logging.getLogger(__name__)
 _LOCK_NOT_AVAILABLE = "55P03"

@@ -24,12 +24,12 @@ from backstop.client.lease_store import lease_store
 from backstop.client.process import Ended, process, process_under_row_lock, told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
-from backstop.errors import ConfigurationError, LeaseLost, StoreUnavailable
 from backstop.leases.front import Front
 from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Begun, Done, Superseded
 from backstop.leases.redis_guard import RedisGuard
-from backstop.records import Message, Position
-from backstop.run_sql import Connection
+from backstop.model.errors import ConfigurationError, LeaseLost, StoreUnavailable
+from backstop.model.records import Message, Position
+from backstop.sql.run import Connection
 
 
 @dataclass(slots=True)

@@ -15,10 +15,10 @@ from typing import Any
 from backstop.brokers.protocol import Broker, Receipt
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.stub_writer import Recorded
-from backstop.errors import ContractBroken
-from backstop.named_sql import load
-from backstop.records import SEND_HEADER, Key
-from backstop.run_sql import rows
+from backstop.model.errors import ContractBroken
+from backstop.model.records import SEND_HEADER, Key
+from backstop.sql.named import load
+from backstop.sql.run import rows
 
 _SQL = load("backstop.client", "queries.sql")
 BATCH = 500

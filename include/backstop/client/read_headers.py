@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from backstop.brokers.protocol import Received
 from backstop.client.check_message import check_key
-from backstop.errors import ContractBroken
 from backstop.leases.lease import Arrival, payload_hash
-from backstop.records import GROUPS_HEADER, SEND_HEADER, VERSION_HEADER
+from backstop.model.errors import ContractBroken
+from backstop.model.records import GROUPS_HEADER, SEND_HEADER, VERSION_HEADER
 
 
 @dataclass(frozen=True, slots=True)

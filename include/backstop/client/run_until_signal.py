@@ -6,7 +6,7 @@ from types import FrameType
 
 from backstop.client.consumer import Consumer
 from backstop.client.ordered_consumer import OrderedConsumer
-from backstop.records import Counts
+from backstop.model.records import Counts
 
 
 class OutOfTime(BaseException):

@@ -20,10 +20,10 @@ from backstop.client.check_message import (
     check_text,
     refuse_blank,
 )
-from backstop.errors import ConfigurationError, ContractBroken
-from backstop.named_sql import load
-from backstop.records import ORDERING_KEY_BYTES, Key, Message
-from backstop.run_sql import Connection, is_in_transaction, rows
+from backstop.model.errors import ConfigurationError, ContractBroken
+from backstop.model.records import ORDERING_KEY_BYTES, Key, Message
+from backstop.sql.named import load
+from backstop.sql.run import Connection, is_in_transaction, rows
 
 _SQL = load("backstop.client", "queries.sql")
 UNTYPED = "application/octet-stream"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from backstop.records import Message
-from backstop.run_sql import Connection
+from backstop.model.records import Message
+from backstop.sql.run import Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
-from backstop.errors import ConfigurationError
-from backstop.mask_secrets import mask_secrets
+from backstop.model.errors import ConfigurationError
+from backstop.model.mask_secrets import mask_secrets
 
 _KEPT = "Nothing was started, read or changed."
 _SCHEMES = {

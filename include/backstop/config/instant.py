@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 
 def read_instant(option: str, text: str) -> datetime:

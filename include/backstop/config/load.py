@@ -15,7 +15,7 @@ from backstop.config.constraints import Problem, problems
 from backstop.config.file import settings_file
 from backstop.config.foreign import FOREIGN_KINDS
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 _KEPT = "Nothing was started, read or changed."
 

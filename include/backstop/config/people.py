@@ -13,7 +13,8 @@ Action = Literal[
     "leave", "discard", "void", "raise", "resend", "go_on", "give_up", "replay", "replay_sample", "edit", "accept",
     "drained",
 ]
-"""What a person may decide; backstop.cases.actions says what each does. A list of ids is a `resend`, an incident a `replay`."""
+"""What a person may decide; backstop.decisions.actions says what each does. A list of ids is a `resend`, an incident a
+`replay`."""
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 
 

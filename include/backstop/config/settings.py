@@ -19,15 +19,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from backstop.brokers.installed import OURS, allowed_kinds, installed
-from backstop.brokers.redelivery import redelivers_for
 from backstop.config.alerts import NOTIFY, AlertsSettings, ChannelSettings
 from backstop.config.dead_letter_rules import DeadLetterRule
 from backstop.config.durations import Duration, parse
 from backstop.config.foreign import ForeignSettings
+from backstop.config.installed_brokers import OURS, allowed_kinds, installed
 from backstop.config.people import PeopleSettings, Team
 from backstop.config.policy import Policy
-from backstop.errors import ConfigurationError
+from backstop.config.redelivery import redelivers_for
+from backstop.model.errors import ConfigurationError
 
 __all__ = [
     "BrokerSettings", "GroupSettings", "HeartbeatSettings", "LogStoreSettings", "MetricsSettings", "NotifySettings",

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 
 def signing_key(settings: Settings) -> bytes | None:

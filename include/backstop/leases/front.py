@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from backstop.errors import ContractBroken, StoreUnavailable
 from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Arrival, Busy, Done, retry_in
 from backstop.leases.redis_exchange import Call, RedisExchange, Script
 from backstop.leases.redis_guard import CALL
 from backstop.leases.redis_records import RedisKeys, encoded, hash_text, milliseconds, read_record
-from backstop.records import Counts
+from backstop.model.errors import ContractBroken, StoreUnavailable
+from backstop.model.records import Counts
 
 log = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from backstop.leases.lease import (
     refuse_repeated,
     retry_in,
 )
-from backstop.named_sql import load
-from backstop.records import Key, Position
-from backstop.run_sql import Connection, rows
+from backstop.model.records import Key, Position
+from backstop.sql.named import load
+from backstop.sql.run import Connection, rows
 
 __all__ = [
     "ERROR_CHARACTERS", "LEASE", "RETRY_AFTER", "SHORTEST_RETRY", "Acquired", "Arrival", "Begun", "Busy", "Conflict", "Done",

@@ -6,8 +6,8 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import NamedTuple
 
-from backstop.errors import ContractBroken, LeaseLost
-from backstop.records import Key, Position
+from backstop.model.errors import ContractBroken, LeaseLost
+from backstop.model.records import Key, Position
 
 LEASE = timedelta(seconds=60)
 RETRY_AFTER = timedelta(seconds=10)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from backstop.errors import BackstopError, DecisionRefused
 from backstop.leases import guard, queue_owner
 from backstop.leases.lease import (
     LEASE,
@@ -25,9 +24,10 @@ from backstop.leases.lease import (
     retry_in,
 )
 from backstop.leases.queue_owner import OwnedQueue
-from backstop.named_sql import load
-from backstop.records import Message, Position
-from backstop.run_sql import Connection, rows
+from backstop.model.errors import BackstopError, DecisionRefused
+from backstop.model.records import Message, Position
+from backstop.sql.named import load
+from backstop.sql.run import Connection, rows
 
 _SQL = load("backstop.leases", "parking.sql")
 EXPIRED_HEAD = "Its worker ended, or lost its lease, while the message was released."

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from backstop.errors import LeaseLost
-from backstop.named_sql import load
-from backstop.run_sql import Connection, rows
+from backstop.model.errors import LeaseLost
+from backstop.sql.named import load
+from backstop.sql.run import Connection, rows
 
 LEASE = timedelta(seconds=60)
 DRAIN_TIMEOUT = timedelta(seconds=30)

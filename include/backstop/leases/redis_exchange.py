@@ -24,8 +24,8 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from backstop.errors import StoreUnavailable
-from backstop.mask_secrets import mask_secrets
+from backstop.model.errors import StoreUnavailable
+from backstop.model.mask_secrets import mask_secrets
 
 Call = tuple["Script", Sequence[bytes], Sequence[bytes]]
 """A script, its keys (of one hash tag) and its arguments."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import uuid4
 
-from backstop.errors import ConfigurationError
 from backstop.leases.lease import (
     LEASE,
     RETRY_AFTER,
@@ -28,6 +27,7 @@ from backstop.leases.lease import (
 )
 from backstop.leases.redis_exchange import RedisExchange, Script
 from backstop.leases.redis_records import RedisKeys, encoded, milliseconds
+from backstop.model.errors import ConfigurationError
 
 CALL = 1000
 """Messages of one script call: more would keep the server from others, and Lua from spreading them."""

@@ -17,8 +17,8 @@ from functools import lru_cache
 from urllib.parse import quote, unquote
 from zlib import crc32
 
-from backstop.errors import ContractBroken
-from backstop.records import Key
+from backstop.model.errors import ContractBroken
+from backstop.model.records import Key
 
 PREFIX = "backstop"
 BUCKETS = 16

@@ -8,8 +8,8 @@ import socket
 
 from backstop.leases import guard
 from backstop.leases.lease import RETRY_AFTER, Arrival, Begun, Busy, error_text
-from backstop.named_sql import load
-from backstop.run_sql import Connection, rows
+from backstop.sql.named import load
+from backstop.sql.run import Connection, rows
 
 _SQL = load("backstop.leases", "queries.sql")
 

@@ -10,13 +10,13 @@ from psycopg2.extras import execute_values
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
-from backstop.named_sql import load
+from backstop.evidence.sources import Sources
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts, Key, LogRow, StubStatus
 from backstop.reconcile.row_key import row_key
-from backstop.records import Counts, Key, LogRow, StubStatus
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import EVERYTHING
-from backstop.verdicts.sources import Sources
+from backstop.sql.named import load
 
 _SQL = load("backstop.reconcile", "queries.sql")
 _BATCH = 2_000

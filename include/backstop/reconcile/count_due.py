@@ -8,9 +8,9 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable, Unavailable
+from backstop.evidence.sources import Sources
+from backstop.model.errors import StoreUnavailable, Unavailable
 from backstop.stores.protocol import Scope
-from backstop.verdicts.sources import Sources
 
 LIMIT = 10_000_000
 """Counting stops here: more than this and the exact number changes nothing."""

@@ -50,7 +50,7 @@ def write_export(tables: Iterable[Any], folder: Path, formats: Sequence[str]) ->
 
     import pyarrow.parquet as pq
 
-    from backstop.stores.arrow import arrow_schema
+    from backstop.sql.arrow import arrow_schema
 
     digest, schema = Digest(), arrow_schema(COLUMNS)
     paths = {kind: folder / f"deliveries.{kind}" for kind in formats}

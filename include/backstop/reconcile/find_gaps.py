@@ -12,11 +12,11 @@ from typing import Any
 
 from backstop.cases.open import open_case
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
-from backstop.named_sql import load
-from backstop.records import Counts, Key
+from backstop.evidence.sources import Sources
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts, Key
 from backstop.runs.run import Run, hold
-from backstop.verdicts.sources import Sources
+from backstop.sql.named import load
 
 _SQL = load("backstop.reconcile", "queries.sql")
 _PAGE = 5_000

@@ -16,7 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.named_sql import load
+from backstop.evidence.evidence import Looks
+from backstop.evidence.owed_since import read_owed_since
+from backstop.evidence.read import look_after_logs, look_at_groups, look_at_shards
+from backstop.evidence.sources import Sources
+from backstop.evidence.start_offsets import read_start_offsets
 from backstop.reconcile import record
 from backstop.reconcile.judge_batches import Rule
 from backstop.reconcile.lookup import BROKEN_LOGS, BROKEN_STUBS, HELD, LOOKED_UP, MISSED, look_up
@@ -25,15 +29,11 @@ from backstop.reconcile.quarantine import quarantine_logs, quarantine_stubs
 from backstop.reconcile.read import Due
 from backstop.reconcile.scan_logs import choose_scans, scanned_logs
 from backstop.runs.run import Run, hold
+from backstop.sql.named import load
 from backstop.verdicts import frames
 from backstop.verdicts.evaluate import table
-from backstop.verdicts.evidence import Looks
-from backstop.verdicts.owed_since import read_owed_since
-from backstop.verdicts.read_evidence import look_after_logs, look_at_groups, look_at_shards
-from backstop.verdicts.sources import Sources
-from backstop.verdicts.start_offsets import read_start_offsets
 
-_SQL = load("backstop.verdicts", "queries.sql")
+_SQL = load("backstop.evidence", "queries.sql")
 
 
 @dataclass(slots=True)

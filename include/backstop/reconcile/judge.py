@@ -9,17 +9,17 @@ from pyspark.sql import SparkSession
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.named_sql import load
+from backstop.evidence.recover_attempts import recover_attempts
+from backstop.evidence.sources import Sources
+from backstop.model.records import Counts
 from backstop.reconcile import record
 from backstop.reconcile.gather import Phases, gather
 from backstop.reconcile.judge_and_stage import judge_and_stage
 from backstop.reconcile.read import read_due
 from backstop.reconcile.stage import stage_stubs
-from backstop.records import Counts
 from backstop.runs.run import Run, begin_stage, hold
+from backstop.sql.named import load
 from backstop.stores.protocol import Scope
-from backstop.verdicts.recover_attempts import recover_attempts
-from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.reconcile", "queries.sql")
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.named_sql import load
 from backstop.reconcile.judge_batches import Rule, judge_batches, outcomes_of
 from backstop.reconcile.stage import (
     STAGED_VERDICT,
@@ -21,6 +20,7 @@ from backstop.reconcile.stage import (
     open_incoming,
     take_part,
 )
+from backstop.sql.named import load
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +62,7 @@ def _judge(url: str, rule: Rule, run_id: int, stage: int) -> Callable[[Batches],
     def judge(batches: Batches) -> Batches:
         import pyarrow as pa
 
-        from backstop.stores.arrow import arrow_schema
+        from backstop.sql.arrow import arrow_schema
         from backstop.verdicts.evaluate import Engine
 
         schema = arrow_schema({**COUNTED, **_SPENT})

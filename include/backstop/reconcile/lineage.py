@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
-from backstop.verdicts.sources import Sources
+from backstop.evidence.sources import Sources
+from backstop.model.errors import Unavailable
 
 
 def not_continued(settings: Settings, sources: Sources, lineages: Mapping[str, str]) -> list[str]:

@@ -13,10 +13,10 @@ from uuid import uuid4
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.named_sql import load
+from backstop.evidence.sources import Sources
 from backstop.reconcile.packets import PACKETS, Packet, as_batch, no_packets, of_kind, pack, unpack
+from backstop.sql.named import load
 from backstop.verdicts import frames
-from backstop.verdicts.sources import Sources
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,9 +83,9 @@ def _look_up(
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        from backstop.evidence.read_logs import read_logs
         from backstop.reconcile.worker_memory import remembered
         from backstop.verdicts.evaluate import Engine, table
-        from backstop.verdicts.read_logs import read_logs
 
         given = of_kind(stubs, "stubs")
         if not given:  # logs alone: nobody asked about them

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backstop.cases.open import Member, open_case
-from backstop.records import Counts
+from backstop.model.records import Counts
 
 CaseKey = tuple[str, str, str]
 """kind, topic, consumer_group"""

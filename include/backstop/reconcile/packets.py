@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backstop.records import ID_BYTES, TOPIC_BYTES
-from backstop.stores.protocol import EARLIEST, LAST_NUMBER, LATEST
+from backstop.model.records import EARLIEST, ID_BYTES, LATEST, TOPIC_BYTES
+from backstop.stores.protocol import LAST_NUMBER
 from backstop.verdicts.frames import micros
 
 if TYPE_CHECKING:

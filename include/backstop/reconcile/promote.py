@@ -23,22 +23,22 @@ from backstop.cases.close import close_satisfied
 from backstop.cases.open import Member
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import PromotionFailed, RunError, StoreFailed, StoreUnavailable, Unavailable
-from backstop.named_sql import load
+from backstop.control.connection import connect
+from backstop.evidence.sources import Sources, reason
+from backstop.model.errors import PromotionFailed, RunError, StoreFailed, StoreUnavailable, Unavailable
+from backstop.model.records import Counts, Key
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.reconcile.lineage import not_continued, topics_of
 from backstop.reconcile.open_cases import CaseKey, open_cases
-from backstop.records import Counts, Key
-from backstop.resend.request import FOR_GOOD, Ask, ask, duplicates_of, ramped_topics, route_for, waits_for_evidence
-from backstop.runs.control import connect
+from backstop.requests.ask import FOR_GOOD, Ask, ask, duplicates_of, ramped_topics, route_for, waits_for_evidence
 from backstop.runs.run import Run, hold
+from backstop.sql.named import load
 from backstop.stores.protocol import LAST_NUMBER, StubOutcome, StubStore
 from backstop.verdicts.blast_radius import Radius, too_wide
-from backstop.verdicts.sources import Sources, reason
 
 _SQL = load("backstop.reconcile", "queries.sql")
-_FORGET = [load("backstop.verdicts", "queries.sql")[name] for name in ("forget_history", "forget_retry_places")]
-_CONTROL_CLOCK = load("backstop.verdicts", "queries.sql")["control_clock"]
+_FORGET = [load("backstop.evidence", "queries.sql")[name] for name in ("forget_history", "forget_retry_places")]
+_CONTROL_CLOCK = load("backstop.evidence", "queries.sql")["control_clock"]
 _CLOCK_SAMPLES = 3
 """The quickest of them counts: the first may open a connection."""
 _BATCH = 5_000

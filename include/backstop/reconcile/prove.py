@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.config.signing_key import signing_key
-from backstop.errors import ConfigurationError
-from backstop.named_sql import load, read_sql
+from backstop.evidence.sources import Sources
+from backstop.model.errors import ConfigurationError
+from backstop.model.records import Counts
 from backstop.reconcile.answer_proof import Answer, Counted, Window, answer
 from backstop.reconcile.export_proof import COLUMNS, FORMATS, write_export
 from backstop.reconcile.gather import Phases, gather
@@ -29,10 +30,9 @@ from backstop.reconcile.judge_batches import Rule, judge_batches
 from backstop.reconcile.lineage import not_continued
 from backstop.reconcile.read import read_window
 from backstop.reconcile.sign_proof import write_manifest
-from backstop.records import Counts
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import scope_of
-from backstop.verdicts.sources import Sources
+from backstop.sql.named import load, read_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -163,7 +163,7 @@ def _rows(rule: Rule) -> Callable[[Iterator[Any]], Iterator[Any]]:
     statement = read_sql("backstop.reconcile", "proof_rows.sql")
 
     def rows(batches: Iterator[Any]) -> Iterator[Any]:
-        from backstop.stores.arrow import arrow_schema
+        from backstop.sql.arrow import arrow_schema
         from backstop.verdicts.evaluate import Engine
 
         with closing(Engine()) as engine:

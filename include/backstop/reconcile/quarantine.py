@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from psycopg2.extras import execute_values
 
 from backstop.config.settings import Settings
-from backstop.named_sql import load
 from backstop.reconcile.row_key import row_key
 from backstop.runs.run import Run, hold
+from backstop.sql.named import load
 from backstop.verdicts.evaluate import table
 from backstop.verdicts.frames import micros
 

@@ -19,12 +19,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreFailed, Unavailable
-from backstop.named_sql import load
+from backstop.evidence.sources import Sources, reason
+from backstop.model.errors import StoreFailed, Unavailable
+from backstop.model.records import StubStatus
 from backstop.reconcile.packets import PACKETS, Packet, buckets_for, by_bucket, in_batches, limits, no_packets, pack, unpack
-from backstop.records import StubStatus
+from backstop.sql.named import load
 from backstop.stores.protocol import Scan, Scope, StubStore
-from backstop.verdicts.sources import Sources, reason
 
 if TYPE_CHECKING:
     import pyarrow as pa

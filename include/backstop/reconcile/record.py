@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from backstop.named_sql import load
+from backstop.evidence.evidence import Looks
+from backstop.evidence.require_servers import record_servers
 from backstop.runs.run import Run
-from backstop.verdicts.evidence import Looks
-from backstop.verdicts.require_servers import record_servers
+from backstop.sql.named import load
 
-_SQL = load("backstop.verdicts", "queries.sql")
+_SQL = load("backstop.evidence", "queries.sql")
 
 
 def record_looks(cursor: Any, run: Run, looks: Looks) -> None:

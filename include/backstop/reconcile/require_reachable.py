@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from backstop.errors import StoreUnavailable
-from backstop.named_sql import load
+from backstop.model.errors import StoreUnavailable
 from backstop.runs.run import Run
+from backstop.sql.named import load
 
 _SQL = load("backstop.reconcile", "queries.sql")
 

@@ -16,19 +16,19 @@ from backstop.cases.close import close_satisfied
 from backstop.cases.open import Member
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreFailed, StoreUnavailable, Unavailable
-from backstop.named_sql import load
+from backstop.evidence.judge_by_key import Judge, Judgement, Promise
+from backstop.evidence.sources import Sources, guarded
+from backstop.model.errors import StoreFailed, StoreUnavailable, Unavailable
+from backstop.model.records import Counts, Key, StubStatus, Verdict
 from backstop.reconcile.open_cases import CaseKey, open_cases
-from backstop.records import Counts, Key, StubStatus, Verdict
 from backstop.runs.run import Run, add_counts, hold
 from backstop.runs.scope import topics_of
+from backstop.sql.named import load
 from backstop.stores.open import open_stub_audit
 from backstop.stores.protocol import StubOutcome
-from backstop.verdicts.judge import Judge, Judgement, Promise
-from backstop.verdicts.sources import Sources, guarded
 
 _SQL = load("backstop.reconcile", "queries.sql")
-_FORGET_DRAINED = load("backstop.verdicts", "queries.sql")["forget_drained"]
+_FORGET_DRAINED = load("backstop.evidence", "queries.sql")["forget_drained"]
 _BATCH = 1_000
 _PAGE = 5_000
 

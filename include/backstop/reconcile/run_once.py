@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
+from backstop.evidence.recover_attempts import recover_attempts
+from backstop.evidence.sources import Sources
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts
 from backstop.reconcile.anomalies import find_anomalies
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
 from backstop.reconcile.require_reachable import require_all_reachable
 from backstop.reconcile.revisit import revisit_cases
-from backstop.records import Counts
 from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
 from backstop.runs.run import DEAD_AFTER
 from backstop.runs.scope import name_of, scope_of
 from backstop.stores.protocol import Scope
-from backstop.verdicts.recover_attempts import recover_attempts
-from backstop.verdicts.sources import Sources
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

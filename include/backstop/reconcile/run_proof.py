@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable, Unavailable
-from backstop.named_sql import load
+from backstop.control.connection import connect
+from backstop.model.errors import StoreUnavailable, Unavailable
+from backstop.model.records import Counts
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.count_due import control_now
 from backstop.reconcile.prove import Proof, counts_of, prove, window_of
-from backstop.records import Counts
-from backstop.runs.control import connect
 from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
 from backstop.runs.scope import name_of
+from backstop.sql.named import load
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
-from backstop.named_sql import load
+from backstop.evidence.sources import Sources
+from backstop.model.errors import Unavailable
 from backstop.reconcile.packets import PACKETS, Packet, by_bucket, in_batches, limits
 from backstop.reconcile.read import Due
+from backstop.sql.named import load
 from backstop.verdicts.frames import instant
-from backstop.verdicts.sources import Sources
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 from backstop.reconcile.export_proof import Digest, read_export
 
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"

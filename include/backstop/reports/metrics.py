@@ -15,9 +15,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from backstop.config.settings import Settings
-from backstop.health.duties import EVERYTHING, read_duties
-from backstop.named_sql import load
-from backstop.runs.kept_bytes import read_kept_bytes
+from backstop.control.kept_bytes import read_kept_bytes
+from backstop.sql.named import load
+from backstop.watch.duties import EVERYTHING, read_duties
 
 _SQL = load("backstop.reports", "metrics.sql")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from backstop.named_sql import load
-from backstop.records import Counts
+from backstop.model.records import Counts
+from backstop.sql.named import load
 
 _SQL = load("backstop.reports", "runs.sql")
 

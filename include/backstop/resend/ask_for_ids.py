@@ -14,17 +14,17 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError, DecisionRefused, Unavailable
-from backstop.named_sql import load
-from backstop.records import Key
-from backstop.resend.policy import Postpone, Send, decide, waits_for_evidence
-from backstop.resend.request import Ask, ask, duplicates_of, ramped_topics, route_for, sends_to_one_group
-from backstop.runs.decision_log import append
+from backstop.control.decision_log import append
+from backstop.control.speaker import require_may
+from backstop.evidence.judge_by_key import Judge, Judgement
+from backstop.evidence.sources import Sources
+from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
+from backstop.model.records import Key
+from backstop.requests.ask import Ask, ask, duplicates_of, ramped_topics, route_for, sends_to_one_group
+from backstop.requests.policy import Postpone, Send, decide, waits_for_evidence
 from backstop.runs.run import Run, hold
-from backstop.runs.speaker import require_may
+from backstop.sql.named import load
 from backstop.verdicts.blast_radius import Radius, too_wide
-from backstop.verdicts.judge import Judge, Judgement
-from backstop.verdicts.sources import Sources
 
 _SQL = load("backstop.resend", "queries.sql")
 _BATCH = 1_000

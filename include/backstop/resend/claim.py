@@ -18,13 +18,13 @@ from typing import Any
 
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
-from backstop.named_sql import load
-from backstop.records import Key
-from backstop.resend.policy import RECONCILE, Decision, Send, backoff, expected_queue_delay
+from backstop.evidence.judge_by_key import Judge
+from backstop.model.records import Key
+from backstop.requests.policy import RECONCILE, Decision, Send, backoff, expected_queue_delay
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import topics_of
+from backstop.sql.named import load
 from backstop.stores.protocol import Claim, StubStore
-from backstop.verdicts.judge import Judge
 
 _SQL = load("backstop.resend", "queries.sql")
 _LONGEST_WAIT = 1.0

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from backstop.config.settings import Settings
-from backstop.named_sql import load
+from backstop.sql.named import load
 
 _SQL = load("backstop.resend", "queries.sql")
 

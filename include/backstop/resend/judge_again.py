@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backstop.errors import Unavailable
+from backstop.evidence.judge_by_key import Judgement
+from backstop.model.errors import Unavailable
+from backstop.requests.ask import duplicates_of, sends_to_one_group
+from backstop.requests.policy import Decision, NotNeeded, Postpone, decide, is_by_incident, is_by_person
 from backstop.resend.claim import Lot, Request, Worker
-from backstop.resend.policy import Decision, NotNeeded, Postpone, decide, is_by_incident, is_by_person
-from backstop.resend.request import duplicates_of, sends_to_one_group
-from backstop.verdicts.judge import Judgement
 
 
 def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[dict[int, Decision], Judgement]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from backstop.errors import Unavailable
-from backstop.named_sql import load
-from backstop.records import Verdict
+from backstop.evidence.judge_by_key import Judged
+from backstop.model.errors import Unavailable
+from backstop.model.records import Verdict
 from backstop.resend.claim import Worker
-from backstop.verdicts.judge import Judged
+from backstop.sql.named import load
 
 _SQL = load("backstop.resend", "queries.sql")
 _New = set[tuple[str | None, str]]

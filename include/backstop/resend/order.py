@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backstop.cases.open import open_case
-from backstop.records import Key, Verdict
+from backstop.model.records import Key, Verdict
+from backstop.requests.policy import Decision, Send, is_by_person
 from backstop.resend.claim import Lot, Request, Worker
 from backstop.resend.order_policy import STUCK, CaseKind, decide_order
-from backstop.resend.policy import Decision, Send, is_by_person
 from backstop.runs.run import hold
 from backstop.stores.protocol import Neighbours
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from backstop.records import Verdict
-from backstop.resend.policy import Decision, Postpone, Send
+from backstop.model.records import Verdict
+from backstop.requests.policy import Decision, Postpone, Send
 from backstop.resend.ramp_policy import SET_ASIDE
 from backstop.stores.protocol import Neighbours
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 
 from backstop.brokers.protocol import Broker, Receipt
-from backstop.records import GROUPS_HEADER, SEND_HEADER, Key, Message, Outcome
+from backstop.model.records import GROUPS_HEADER, SEND_HEADER, Key, Message, Outcome
+from backstop.requests.policy import Send
 from backstop.resend.claim import Request
-from backstop.resend.policy import Send
 
 
 def as_copy(message: Message, send_number: int, groups: tuple[str, ...] | None) -> Message:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from backstop.cases.open import open_case
-from backstop.named_sql import load
-from backstop.records import Counts, Key
+from backstop.evidence.judge_by_key import Judged
+from backstop.model.records import Counts, Key
 from backstop.resend.claim import Worker
 from backstop.resend.old_letters import OldLetters
 from backstop.resend.ramp_policy import (
@@ -32,7 +32,7 @@ from backstop.resend.ramp_policy import (
 )
 from backstop.runs.run import hold
 from backstop.runs.scope import topics_of
-from backstop.verdicts.judge import Judged
+from backstop.sql.named import load
 
 _SQL = load("backstop.resend", "ramp.sql")
 _PAGE = 5_000

@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Literal
 
 from backstop.config.policy import Policy
-from backstop.records import RequestState, Verdict
+from backstop.evidence.judge_by_key import Judged
+from backstop.model.records import RequestState, Verdict
 from backstop.verdicts.frames import instant
-from backstop.verdicts.judge import Judged
 
 SET_ASIDE = "ordering: "
 """Begins the error of a request that waits for its ordering key: others of the key may be in a later step, and a gap is

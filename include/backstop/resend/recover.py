@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backstop.errors import Unavailable
-from backstop.named_sql import load
-from backstop.records import Attempt, Counts, Key, RequestState, Stub
+from backstop.evidence.recover_attempts import recover_attempts
+from backstop.model.errors import Unavailable
+from backstop.model.records import Attempt, Counts, Key, RequestState, Stub
 from backstop.resend.claim import Worker
 from backstop.runs.run import hold
-from backstop.verdicts.recover_attempts import recover_attempts
+from backstop.sql.named import load
 
 _SQL = load("backstop.resend", "queries.sql")
 _BATCH = 1_000

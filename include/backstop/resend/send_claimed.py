@@ -15,12 +15,12 @@ from itertools import accumulate, islice
 from time import monotonic
 
 from backstop.brokers.protocol import Broker
-from backstop.errors import BrokerUnavailable, StoreUnavailable
-from backstop.records import Counts, RequestState
+from backstop.model.errors import BrokerUnavailable, StoreUnavailable
+from backstop.model.records import Counts, RequestState
+from backstop.requests.policy import Decision, Send
 from backstop.resend.claim import Claimed, Worker, is_paused, take_numbers
 from backstop.resend.judge_again import judge_again
 from backstop.resend.order import ask_people, keep_order
-from backstop.resend.policy import Decision, Send
 from backstop.resend.publish import not_published, publish
 from backstop.resend.settle import End, end_of_send, end_requests, end_without_send, settle_attempts
 

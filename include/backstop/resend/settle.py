@@ -13,13 +13,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from backstop.brokers.protocol import Receipt
-from backstop.named_sql import load
-from backstop.records import Outcome, RequestState
+from backstop.model.records import Outcome, RequestState
+from backstop.model.storable_text import escaped
+from backstop.requests.ask import FOR_GOOD
+from backstop.requests.policy import Decision, NotNeeded, Postpone, Route, Send
 from backstop.resend.claim import Claimed, Request, Worker
-from backstop.resend.policy import Decision, NotNeeded, Postpone, Route, Send
-from backstop.resend.request import FOR_GOOD
 from backstop.runs.run import hold
-from backstop.storable_text import escaped
+from backstop.sql.named import load
 from backstop.stores.protocol import Settlement, StubStore
 
 _SQL = load("backstop.resend", "queries.sql")

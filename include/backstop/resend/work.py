@@ -14,9 +14,12 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
-from backstop.named_sql import load
-from backstop.records import Counts
+from backstop.control.connection import connect
+from backstop.control.speaker import person
+from backstop.evidence.judge_by_key import Judge
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts
+from backstop.requests.policy import Decision, NotNeeded, Postpone, Send
 from backstop.resend.ask_for_ids import Listed, ask_for_ids
 from backstop.resend.claim import (
     Lot,
@@ -30,16 +33,13 @@ from backstop.resend.claim import (
 from backstop.resend.count_due import count_due
 from backstop.resend.judge_again import judge_again
 from backstop.resend.order import keep_order
-from backstop.resend.policy import Decision, NotNeeded, Postpone, Send
 from backstop.resend.ramp import advance_batches
 from backstop.resend.recover import recover
 from backstop.resend.send_claimed import send_claimed
-from backstop.runs.control import connect
 from backstop.runs.duty import Check, Duty, Step, Work, control_answers, walk_duty
 from backstop.runs.run import DEAD_AFTER, Run, add_counts
 from backstop.runs.scope import topics_of
-from backstop.runs.speaker import person
-from backstop.verdicts.judge import Judge
+from backstop.sql.named import load
 
 _SQL = load("backstop.resend", "queries.sql")
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError, Unavailable
-from backstop.records import Counts
+from backstop.evidence.sources import Sources
+from backstop.model.errors import ConfigurationError, Unavailable
+from backstop.model.records import Counts
 from backstop.restore.paused import begin, end
-from backstop.verdicts.sources import Sources
 
 
 def restore_consumer(settings: Settings, connections: Connections, control: Any, store: str, since: datetime) -> Counts:

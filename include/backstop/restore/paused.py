@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from backstop.errors import DecisionRefused
-from backstop.named_sql import load
+from backstop.model.errors import DecisionRefused
+from backstop.sql.named import load
 
 _SQL = load("backstop.restore", "queries.sql")
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError, StoreUnavailable
-from backstop.named_sql import load
-from backstop.records import Counts, Key, Outcome, StubStatus, Verdict
+from backstop.evidence.judge_by_key import Judge
+from backstop.model.errors import ConfigurationError, StoreUnavailable
+from backstop.model.records import Counts, Key, Outcome, StubStatus, Verdict
 from backstop.restore.paused import begin, end
+from backstop.sql.named import load
 from backstop.stores.protocol import Handed, StubStore
-from backstop.verdicts.judge import Judge
 
 _SQL = load("backstop.restore", "queries.sql")
 _PAGE = 2_000

@@ -17,11 +17,11 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError, DecisionRefused
-from backstop.named_sql import load
-from backstop.records import Counts, Key, StubStatus
-from backstop.runs.decision_log import append
-from backstop.runs.speaker import person
+from backstop.control.decision_log import append
+from backstop.control.speaker import person
+from backstop.model.errors import ConfigurationError, DecisionRefused
+from backstop.model.records import Counts, Key, StubStatus
+from backstop.sql.named import load
 from backstop.stores.open import open_log_purge, open_stub_purge
 from backstop.stores.purge import LogPurge, StubPurge
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from backstop.named_sql import load
-from backstop.records import Key
+from backstop.model.records import Key
+from backstop.sql.named import load
 
 _SQL = load("backstop.retention", "queries.sql")
 

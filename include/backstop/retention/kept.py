@@ -13,7 +13,7 @@ from backstop.config.constraints import broken_rules, longest_way_back
 from backstop.config.durations import written
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 _RULES = ("log_retention", "stub_retention", "control_retention", "dead_letter_retention")
 

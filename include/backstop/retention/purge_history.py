@@ -12,15 +12,15 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
-from backstop.named_sql import load
-from backstop.records import Counts, Key
+from backstop.evidence.sources import Sources
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts, Key
 from backstop.retention.held import held
 from backstop.retention.kept import contents_kept, control_kept
 from backstop.retention.pace import Pace
 from backstop.retention.purge_logs import still_open
 from backstop.runs.run import Run, hold
-from backstop.verdicts.sources import Sources
+from backstop.sql.named import load
 
 _SQL = load("backstop.retention", "control.sql")
 DECISIONS = ("delivery_decision", "withdrawal", "message_version")

@@ -9,14 +9,14 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
-from backstop.records import Counts, Key, StubStatus
+from backstop.evidence.sources import Sources, open_guarded
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts, Key, StubStatus
 from backstop.retention.held import held
 from backstop.retention.kept import logs_kept
 from backstop.retention.pace import Pace
 from backstop.stores.open import open_log_purge
 from backstop.stores.purge import FIRST_LOG, LogPlace, LogPurge, OldLog
-from backstop.verdicts.sources import Sources, open_guarded
 
 OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 

@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from backstop.named_sql import load
-from backstop.records import Counts
+from backstop.model.records import Counts
+from backstop.sql.named import load
 
 _SQL = load("backstop.retention", "queries.sql")
 

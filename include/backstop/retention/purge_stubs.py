@@ -7,14 +7,14 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
-from backstop.records import Counts
+from backstop.evidence.sources import open_guarded
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts
 from backstop.retention.held import held
 from backstop.retention.kept import no_taker_kept, stubs_kept
 from backstop.retention.pace import Pace
 from backstop.stores.open import open_stub_purge
 from backstop.stores.purge import FIRST_STUB, StubPurge
-from backstop.verdicts.sources import open_guarded
 
 
 def purge_stubs(

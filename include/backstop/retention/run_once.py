@@ -15,8 +15,8 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import StoreUnavailable
-from backstop.records import Counts
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Counts
 from backstop.retention.kept import control_kept, require_safe
 from backstop.retention.pace import Pace
 from backstop.retention.purge_control import purge_control

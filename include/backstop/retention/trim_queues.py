@@ -7,12 +7,12 @@ from typing import Any, cast
 from backstop.brokers.protocol import Trimmer
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import Unavailable
-from backstop.records import Counts
+from backstop.evidence.evidence import Looks
+from backstop.evidence.read import look_at_groups
+from backstop.evidence.sources import Sources
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts
 from backstop.retention.pace import Pace
-from backstop.verdicts.evidence import Looks
-from backstop.verdicts.read_evidence import look_at_groups
-from backstop.verdicts.sources import Sources
 
 
 def trim_queues(

@@ -26,11 +26,19 @@ import psycopg2
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import AlertsUndelivered, BackstopError, ConfigurationError, RunError, RunLost, StoreUnavailable, Unavailable
-from backstop.records import Counts
-from backstop.runs.control import connect
+from backstop.control.connection import connect
+from backstop.control.speaker import person
+from backstop.model.errors import (
+    AlertsUndelivered,
+    BackstopError,
+    ConfigurationError,
+    RunError,
+    RunLost,
+    StoreUnavailable,
+    Unavailable,
+)
+from backstop.model.records import Counts
 from backstop.runs.run import DEAD_AFTER, EndState, Run, add_counts, close_run, keep_alive, open_run, require_schema
-from backstop.runs.speaker import person
 
 T = TypeVar("T")
 GoesOn = Literal["never", "when_away", "always"]

@@ -20,12 +20,12 @@ from psycopg2 import errors as pg
 
 from backstop import __version__
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError, RunLost, RunRefused, Unavailable
-from backstop.mask_secrets import drop_details
-from backstop.named_sql import load
-from backstop.runs.speaker import keep_policy
+from backstop.control.speaker import keep_policy
+from backstop.model.errors import ConfigurationError, RunLost, RunRefused, Unavailable
+from backstop.model.mask_secrets import drop_details
+from backstop.model.storable_text import escaped
 from backstop.schema.revisions import head
-from backstop.storable_text import escaped
+from backstop.sql.named import load
 
 _SQL = load("backstop.runs", "queries.sql")
 DEAD_AFTER = timedelta(minutes=2)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 from backstop.stores.protocol import Scope
 
 EVERYTHING = "*"

@@ -18,7 +18,7 @@ from typing import Any
 
 from psycopg2.errors import LockNotAvailable
 
-from backstop.errors import StoreUnavailable
+from backstop.model.errors import StoreUnavailable
 
 _INDEX = re.compile(
     r"^CREATE INDEX IF NOT EXISTS (?P<name>[a-z_]+) ON (?P<table>[a-z_]+)\s(?P<rest>[^;]+);", re.MULTILINE

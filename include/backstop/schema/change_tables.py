@@ -15,7 +15,7 @@ from typing import Any
 
 from psycopg2.errors import DuplicateColumn, DuplicateObject, LockNotAvailable
 
-from backstop.errors import StoreUnavailable
+from backstop.model.errors import StoreUnavailable
 
 _CHANGE = re.compile(r"^ALTER TABLE (?P<table>[a-z_]+)\s+(?P<what>[^;]+);[ \t]*\n?", re.MULTILINE)
 _COLUMN = re.compile(r"ADD COLUMN IF NOT EXISTS (?P<name>[a-z_]+)\s")

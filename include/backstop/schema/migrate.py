@@ -16,12 +16,12 @@ from typing import Any
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from backstop.errors import StoreUnavailable
+from backstop.model.errors import StoreUnavailable
 from backstop.schema.build_indexes import build_indexes, without_indexes_there
 from backstop.schema.change_tables import change_tables, without_changes_there
 from backstop.schema.revisions import head, revisions, version_table
-from backstop.stores.own_session import WHAT_TO_DO, WHY, shares_sessions
-from backstop.stores.postgresql_connection import NOT_A_URL, read_url
+from backstop.sql.connection import NOT_A_URL, read_url
+from backstop.sql.own_session import WHAT_TO_DO, WHY, shares_sessions
 
 __all__ = ["as_sql", "current", "grant", "grants_sql", "head", "migrate"]
 

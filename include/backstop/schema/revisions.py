@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 ROLES = ("producer", "consumer", "control")
 

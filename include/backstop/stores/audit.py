@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from backstop.records import Key
+from backstop.model.records import Key
 
 
 class StubAudit(Protocol):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 from backstop.stores.audit import StubAudit
-from backstop.stores.postgresql_audit import PostgresStubAudit
-from backstop.stores.postgresql_leases import PostgresLeases
-from backstop.stores.postgresql_logs import PostgresLogs
-from backstop.stores.postgresql_purge import PostgresLogPurge, PostgresStubPurge
-from backstop.stores.postgresql_stubs import PostgresStubs
+from backstop.stores.postgresql.audit import PostgresStubAudit
+from backstop.stores.postgresql.leases import PostgresLeases
+from backstop.stores.postgresql.logs import PostgresLogs
+from backstop.stores.postgresql.purge import PostgresLogPurge, PostgresStubPurge
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import LogStore, StubStore
 from backstop.stores.purge import LogPurge, StubPurge
 

@@ -10,17 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from backstop.brokers.protocol import Finding
-from backstop.records import Attempt, Key, LogRow, Message, Outcome, Position, Stub
-
-EARLIEST: Final = datetime(1, 1, 1, tzinfo=UTC)
-LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
-"""Stores report every instant within these two, `infinity` and the year 9999 included: adding a policy's duration to the later
-one still gives an instant that a datetime can hold."""
+from backstop.model.records import Attempt, Key, LogRow, Message, Outcome, Position, Stub
 
 LAST_NUMBER: Final = 2**31 - 1
 """The largest send number that a column can hold."""

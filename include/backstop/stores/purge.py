@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from backstop.records import Key
+from backstop.model.records import Key
 
 
 class OldLog(NamedTuple):

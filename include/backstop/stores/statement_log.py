@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from backstop.brokers.protocol import Finding
-from backstop.named_sql import load
+from backstop.sql.named import load
 
-QUERY = load("backstop.stores", "postgresql_check.sql")["statement_log"]
+QUERY = load("backstop.stores.postgresql", "check.sql")["statement_log"]
 """login, setting, value; %(role)s: the role whose logins are looked at beside this one."""
 _QUIET = {
     "log_min_error_statement": ("log", "fatal", "panic"), "log_statement": ("none", "ddl"), "log_min_duration_statement": ("-1",),

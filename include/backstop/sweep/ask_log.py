@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from backstop.errors import StoreUnavailable
-from backstop.records import Key, LogState
-from backstop.stores.postgresql_leases import PostgresLeases, Standing
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Key, LogState
+from backstop.stores.postgresql.leases import PostgresLeases, Standing
 from backstop.sweep.decide import Truth
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from backstop.brokers.protocol import Finding
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import BackstopError
 from backstop.leases.redis_exchange import RedisExchange
+from backstop.model.errors import BackstopError
 from backstop.sweep.foreign.open import open_foreign
 from backstop.sweep.redis_bucket import read_conflicts
 

@@ -9,16 +9,16 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import BackstopError, StoreFailed, StoreUnavailable
+from backstop.evidence.sources import guarded
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_records import milliseconds
-from backstop.named_sql import load
+from backstop.model.errors import BackstopError, StoreFailed, StoreUnavailable
+from backstop.sql.named import load
 from backstop.stores.open import open_leases
 from backstop.sweep.foreign.open import open_foreign
 from backstop.sweep.parts import Part, parts_of
 from backstop.sweep.redis_bucket import count_expired
 from backstop.sweep.sweep_part import overdue_after, untouched_seconds
-from backstop.verdicts.sources import guarded
 
 _SQL = load("backstop.sweep", "queries.sql")
 AT_MOST = 100_000

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from backstop.records import State
+from backstop.model.records import State
 
 
 class Decision(State):

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError
 from backstop.leases.redis_records import BUCKETS
+from backstop.model.errors import ConfigurationError
 
 Kind = Literal["database", "front", "guard", "sample", "foreign"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from backstop.array_literal import array_literal
-from backstop.named_sql import load
 from backstop.runs.run import Run, add_counts, hold
+from backstop.sql.array_literal import array_literal
+from backstop.sql.named import load
 from backstop.sweep.count_ended import Counted
 from backstop.sweep.tally import Tally
 

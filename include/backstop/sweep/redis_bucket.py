@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backstop.errors import ContractBroken
 from backstop.leases.redis_exchange import RedisExchange, Script
 from backstop.leases.redis_records import BUCKETS, Record, RedisKeys, read_record
-from backstop.records import Key
+from backstop.model.errors import ContractBroken
+from backstop.model.records import Key
 
 _CONFLICTS, _ENDED, _LOOK, _SETTLE = Script("conflicts"), Script("ended"), Script("look"), Script("settle")
 

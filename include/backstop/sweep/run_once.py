@@ -13,7 +13,7 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.records import Counts
+from backstop.model.records import Counts
 from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
 from backstop.runs.run import DEAD_AFTER, Run, add_counts
 from backstop.runs.scope import name_of, topics_of

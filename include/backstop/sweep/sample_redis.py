@@ -12,10 +12,10 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from backstop.errors import ContractBroken, StoreUnavailable
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_records import BUCKETS, RedisKeys
-from backstop.records import Key
+from backstop.model.errors import ContractBroken, StoreUnavailable
+from backstop.model.records import Key
 from backstop.sweep.ask_log import Answer, GroupLog
 from backstop.sweep.decide import Decision, Truth, decide, decide_done
 from backstop.sweep.redis_bucket import Bucket, Seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from backstop.stores.postgresql_leases import HeldLease, PostgresLeases
+from backstop.stores.postgresql.leases import HeldLease, PostgresLeases
 from backstop.sweep.decide import Decision, Truth, decide
 from backstop.sweep.tally import Line, Tally
 

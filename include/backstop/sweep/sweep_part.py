@@ -8,9 +8,10 @@ from datetime import timedelta
 from backstop.config.connections import Connections
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
-from backstop.errors import BackstopError, StoreFailed
+from backstop.evidence.sources import guarded
 from backstop.leases.redis_exchange import RedisExchange
-from backstop.records import Counts, Key
+from backstop.model.errors import BackstopError, StoreFailed
+from backstop.model.records import Counts, Key
 from backstop.stores.open import open_leases
 from backstop.sweep.ask_log import GroupLog
 from backstop.sweep.foreign.open import open_foreign
@@ -22,7 +23,6 @@ from backstop.sweep.sample_redis import sample_redis
 from backstop.sweep.sweep_database import sweep_database
 from backstop.sweep.sweep_redis import sweep_bucket
 from backstop.sweep.tally import Line, Tally, Told
-from backstop.verdicts.sources import guarded
 
 FOREIGN_LIMIT = 100_000
 

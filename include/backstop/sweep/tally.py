@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from backstop.records import Counts
+from backstop.model.records import Counts
 from backstop.sweep.decide import Decision
 
 

@@ -11,13 +11,13 @@ from backstop.cases.close import close_by_cause
 from backstop.cases.open import open_case
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.errors import BackstopError, StoreFailed
-from backstop.named_sql import load
-from backstop.records import Counts
+from backstop.evidence.sources import guarded
+from backstop.model.errors import BackstopError, StoreFailed
+from backstop.model.records import Counts
 from backstop.runs.run import Run, hold
+from backstop.sql.named import load
 from backstop.stores.open import open_leases
-from backstop.stores.postgresql_leases import Failing
-from backstop.verdicts.sources import guarded
+from backstop.stores.postgresql.leases import Failing
 
 _SQL = load("backstop.sweep", "queries.sql")
 _TYPE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception|Fault|Failure|Timeout)")

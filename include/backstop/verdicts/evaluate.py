@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from backstop.stores.arrow import arrow_schema
+from backstop.sql.arrow import arrow_schema
 from backstop.verdicts import frames
 from backstop.verdicts.frames import Columns, Row
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from backstop.named_sql import read_sql
-from backstop.stores.protocol import ATTEMPT_COLUMNS, EARLIEST, LATEST, LOG_COLUMNS, STUB_COLUMNS
+from backstop.model.records import EARLIEST, LATEST
+from backstop.sql.named import read_sql
+from backstop.stores.protocol import ATTEMPT_COLUMNS, LOG_COLUMNS, STUB_COLUMNS
 
 if TYPE_CHECKING:
     from backstop.config.settings import Policy, Settings

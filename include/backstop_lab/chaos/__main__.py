@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from backstop.errors import BackstopError
+from backstop.model.errors import BackstopError
 from backstop_lab.chaos.page import page
 from backstop_lab.chaos.run import run_chaos
 from backstop_lab.chaos.schedule import KINDS, schedule

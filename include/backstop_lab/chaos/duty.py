@@ -20,11 +20,11 @@ from typing import Any
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import Settings
-from backstop.errors import BackstopError
-from backstop.records import Counts
+from backstop.model.errors import BackstopError
+from backstop.model.records import Counts
 from backstop.runs.run import Run
 from backstop.runs.scope import name_of
-from backstop.runs.watch_parent import watch_parent
+from backstop.spark.watch_parent import watch_parent
 from backstop.stores.protocol import Scope
 
 READY = "ready"
@@ -77,14 +77,14 @@ class Loop:
 @cache
 def session() -> Any:
     """One for the life of the process."""
-    from backstop.runs.spark_session import start_session
+    from backstop.spark.session import start_session
 
     return start_session("reconcile under fire", "local[2]")
 
 
 def reconcile(settings: Settings, connections: Connections, docs: Path) -> Once:
-    from backstop.quality import data_docs  # noqa: F401 - what takes seconds is loaded before anything goes wrong
-    from backstop.quality.audit import run_suite
+    from backstop.checks import data_docs  # noqa: F401 - what takes seconds is loaded before anything goes wrong
+    from backstop.checks.run import run_suite
     from backstop.reconcile import judge  # noqa: F401
     from backstop.reconcile.run_once import run_once
 

@@ -17,10 +17,10 @@ from typing import Any
 import psycopg2
 
 from backstop.client import KeptConnection, NewMessage, Recorded, SendPolicy, record_many, send_many
-from backstop.errors import Unavailable
-from backstop.named_sql import load
-from backstop.records import Counts
-from backstop.runs.watch_parent import watch_parent
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts
+from backstop.spark.watch_parent import watch_parent
+from backstop.sql.named import load
 from backstop_lab.shop.own_broker import own_broker
 from backstop_lab.shop.traffic_producer import ODD
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 from backstop_lab.chaos.schedule import DATABASES, DISKS, SERVERS
 from backstop_lab.servers.child import LocalServerError, descendants, end_leftover
 from backstop_lab.servers.postgres import Postgres

@@ -18,7 +18,7 @@ from statistics import linear_regression, median
 from time import monotonic
 from typing import Any
 
-from backstop.errors import BackstopError
+from backstop.model.errors import BackstopError
 from backstop_lab.chaos.run import duty_lines, run_checker
 from backstop_lab.chaos.schedule import Fault
 from backstop_lab.chaos.servers import HOLDS, clear_leftovers

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit, urlunsplit
 import yaml
 
 from backstop.config.load import load
-from backstop.named_sql import load as load_sql
-from backstop.private_file import write_private
+from backstop.model.private_file import write_private
 from backstop.schema.prepare import prepare
+from backstop.sql.named import load as load_sql
 from backstop_lab.chaos.duty import READY
 from backstop_lab.chaos.keep_running import Kept
 from backstop_lab.chaos.record import Record

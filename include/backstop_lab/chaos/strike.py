@@ -11,7 +11,7 @@ from typing import Any
 import psycopg2
 import redis
 
-from backstop.errors import BackstopError
+from backstop.model.errors import BackstopError
 from backstop_lab.chaos.schedule import CONSUMERS, Fault
 from backstop_lab.chaos.servers import signal_if_there
 from backstop_lab.chaos.stage import Stage

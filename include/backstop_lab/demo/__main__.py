@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from backstop.errors import BackstopError
+from backstop.model.errors import BackstopError
 from backstop_lab.broker_kinds import BROKERS
 from backstop_lab.demo.accounting import page
 from backstop_lab.demo.narrate import narrate

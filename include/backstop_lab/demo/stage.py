@@ -15,9 +15,9 @@ from typing import Any
 
 from backstop.config.load import load
 from backstop.config.settings import GroupSettings
-from backstop.errors import ConfigurationError
-from backstop.named_sql import load as load_sql
-from backstop.private_file import write_private
+from backstop.model.errors import ConfigurationError
+from backstop.model.private_file import write_private
+from backstop.sql.named import load as load_sql
 from backstop_lab.broker_kinds import KINDS
 from backstop_lab.faults.brokers.protocol import FaultTools, Make
 from backstop_lab.faults.stores import change

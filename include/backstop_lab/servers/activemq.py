@@ -12,8 +12,8 @@ from typing import Self
 from urllib.parse import quote
 
 from backstop.brokers.activemq.jolokia import Jolokia
-from backstop.errors import BrokerUnavailable
-from backstop.private_file import read_or_generate, write_private
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.private_file import read_or_generate, write_private
 from backstop_lab.servers.child import Child, LocalServerError, end_leftover
 from backstop_lab.servers.fetch_activemq import HOME, installed, jars
 from backstop_lab.servers.java import java

@@ -17,7 +17,7 @@ from typing import Self
 
 import psycopg2
 
-from backstop.private_file import write_private
+from backstop.model.private_file import write_private
 from backstop_lab.servers.airflow_api import AirflowApi
 from backstop_lab.servers.child import Child, LocalServerError, end_leftover
 from backstop_lab.servers.ports import LOOPBACK, free_port

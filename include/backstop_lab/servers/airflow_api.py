@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from backstop.errors import Unavailable
+from backstop.model.errors import Unavailable
 
 Json = dict[str, Any]
 POLL_SECONDS = 0.25

@@ -10,13 +10,13 @@ import importlib
 import runpy
 import sys
 
-from backstop.quality import data_docs
+from backstop.checks import data_docs
 
 FORKED_WITH = (
     "airflow.providers.standard.decorators.python", "redis", "backstop.config.load", "backstop.runs.run", "backstop.brokers.open",
     "backstop.duties", "backstop.reconcile.run_once", "backstop.resend.work", "backstop.sweep.run_once",
-    "backstop.dead_letters.run_once", "backstop.health.watch", "backstop.alerts.run_once",
-    "backstop.cases.questions",
+    "backstop.triage.run_once", "backstop.watch.run_once", "backstop.alerts.run_once",
+    "backstop.decisions.questions",
 )
 
 

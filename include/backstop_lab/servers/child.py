@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from backstop.errors import Unavailable
+from backstop.model.errors import Unavailable
 
 POLL_SECONDS = 0.02
 LEFTOVER_SECONDS = 10.0

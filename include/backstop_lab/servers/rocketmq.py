@@ -15,12 +15,12 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from backstop.brokers.rocketmq.address import Address
-from backstop.brokers.rocketmq.codes import Ask, Said
-from backstop.brokers.rocketmq.frames import Answer, Field, Request
-from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.session import Lost, NotSent
-from backstop.private_file import write_private
+from backstop.brokers.rocketmq.wire.address import Address
+from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.frames import Answer, Field, Request
+from backstop.brokers.rocketmq.wire.pool import Pool
+from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.model.private_file import write_private
 from backstop_lab.servers.child import Child, LocalServerError, end_leftover
 from backstop_lab.servers.compile_java import compiled
 from backstop_lab.servers.fetch_rocketmq import HOME, installed, jars

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 NAMESPACE_ID = "1000"
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import redis
 
-from backstop.private_file import read_or_generate, write_private
+from backstop.model.private_file import read_or_generate, write_private
 from backstop_lab.servers.child import Child, LocalServerError, end_leftover
 from backstop_lab.servers.ports import LOOPBACK, free_port
 from backstop_lab.servers.postgres import server_environment

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from backstop.client import Work
-from backstop.records import Message
+from backstop.model.records import Message
 from backstop_lab.shop.ledger import Ledger
 
 NOT_JSON, FIELD_MISSING, RULE_REFUSED, DEPENDENCY_DOWN = "not_json", "field_missing", "rule_refused", "dependency_down"

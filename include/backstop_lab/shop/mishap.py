@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from backstop.client import Work
-from backstop.records import Message
+from backstop.model.records import Message
 from backstop_lab.shop.ledger import Ledger
 
 KILLED, LEASE_KILLED, WOKEN_LATE = "consumer_killed", "lease_killed", "worker_woken_late"

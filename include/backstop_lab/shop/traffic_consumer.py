@@ -21,8 +21,8 @@ import psycopg2
 from backstop.client import Consumer, Work, run_until_signal
 from backstop.leases.front import Front
 from backstop.leases.redis_exchange import RedisExchange
-from backstop.named_sql import load
-from backstop.records import Message
+from backstop.model.records import Message
+from backstop.sql.named import load
 from backstop_lab.shop.demand import Demands
 from backstop_lab.shop.ledger import Ledger
 from backstop_lab.shop.mishap import Mishaps

@@ -29,8 +29,8 @@ from backstop.client import (
     record_many,
     send_many,
 )
-from backstop.named_sql import load
-from backstop.records import Message, Outcome
+from backstop.model.records import Message, Outcome
+from backstop.sql.named import load
 from backstop_lab.shop.ledger import NOT_IN_TIME, Key, Ledger
 from backstop_lab.shop.own_broker import own_broker
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backstop.errors import BackstopError
-from backstop.private_file import write_private
+from backstop.model.errors import BackstopError
+from backstop.model.private_file import write_private
 from backstop_lab.servers.child import is_alive
 
 STOP_SECONDS = 20.0

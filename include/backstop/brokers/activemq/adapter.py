@@ -28,8 +28,8 @@ from backstop.brokers.protocol import (
     Receipt,
     Retries,
 )
-from backstop.errors import ConfigurationError
-from backstop.records import Message
+from backstop.model.errors import ConfigurationError
+from backstop.model.records import Message
 
 MAX_MESSAGE_BYTES = 50 * 1024 * 1024
 """Half of what ActiveMQ's transports take by default (maxDataLength, 100 MB)."""

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from backstop.brokers.activemq.frames import Frame
 from backstop.brokers.activemq.names import Names, bare
 from backstop.brokers.protocol import DeadLetter, DeadLetterRef
-from backstop.errors import ContractBroken
-from backstop.records import ID_HEADER, Message, id_in
+from backstop.model.errors import ContractBroken
+from backstop.model.records import ID_HEADER, Message, id_in
 
 TAG, KEY, MORE, ERROR, DELIVERIES = (
     "backstop-tag", "backstop-key", "backstop-headers", "backstop-error", "backstop-deliveries",

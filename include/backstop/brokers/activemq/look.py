@@ -18,7 +18,7 @@ from backstop.brokers.activemq.names import Names, encoded
 from backstop.brokers.activemq.session import Lost, NotSent, Pool, said
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState, Retries
-from backstop.records import id_in
+from backstop.model.records import id_in
 
 QUEUE_ID = 0
 """A topic has one queue for each group: seen from the topic it is one, without offsets and without epochs."""

@@ -16,8 +16,8 @@ from backstop.brokers.activemq.frames import Frame, encode
 from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.session import Lost, NotSent, Pool, Session, said
 from backstop.brokers.protocol import Receipt
-from backstop.errors import BrokerUnavailable, ContractBroken
-from backstop.records import Message, Outcome
+from backstop.model.errors import BrokerUnavailable, ContractBroken
+from backstop.model.records import Message, Outcome
 
 PIECE_BYTES = 4 * 1024 * 1024
 PIECE_MESSAGES = 1000

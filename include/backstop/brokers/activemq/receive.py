@@ -24,8 +24,8 @@ from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.session import SILENCE_SECONDS, Lost, NotSent, Pool, Session, said
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import Received
-from backstop.errors import BrokerUnavailable, ContractBroken
-from backstop.records import Message
+from backstop.model.errors import BrokerUnavailable, ContractBroken
+from backstop.model.records import Message
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from itertools import count
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from backstop.brokers.activemq.frames import Frame, Malformed, Reader, encode
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 DEFAULT_PORT = 61613
 READ_BYTES = 256 * 1024

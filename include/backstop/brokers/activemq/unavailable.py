@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from backstop.errors import BrokerUnavailable
+from backstop.model.errors import BrokerUnavailable
 
 _REFUSED = re.compile(r"(?i)password is invalid|not authorized|answered 40[13]")
 

@@ -23,8 +23,8 @@ from backstop.brokers.redis_streams import create, drain, look, publish, receive
 from backstop.brokers.redis_streams.exchange import Exchange
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.measure_durability import measure_durability
-from backstop.errors import ConfigurationError
-from backstop.records import Message, Outcome
+from backstop.model.errors import ConfigurationError
+from backstop.model.records import Message, Outcome
 
 _SCRIPTS = (
     create.CREATE_QUEUE, create.TRIM, publish.PUBLISH,

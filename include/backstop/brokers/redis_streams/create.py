@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from backstop.brokers.redis_streams.exchange import Exchange, Lost, NotSent, Script, unavailable
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.look import micros_of
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 CREATE_QUEUE = Script.load("create_queue")
 TRIM = Script.load("entry_time", "trim")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams.keys import offset_of
-from backstop.records import Message, Position, id_in
+from backstop.model.records import Message, Position, id_in
 
 LAST_OFFSET = 2**63 - 1
 UNREADABLE_ID = ""

@@ -17,7 +17,7 @@ from backstop.brokers.protocol import LETTER_PAGE_BYTES, DeadLetter
 from backstop.brokers.redis_streams.exchange import Exchange, Script, unavailable
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.read_letter import Shape, read_letter
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 
 READ_DEAD_WHOLE = Script.load("read_dead_whole")
 REMOVED_AT_ONCE = 1000

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
-from backstop.errors import BrokerUnavailable
+from backstop.model.errors import BrokerUnavailable
 
 Command = tuple[str | bytes | int, ...]
 ROUND_BYTES = 8 * 1024 * 1024

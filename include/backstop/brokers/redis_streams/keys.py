@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 from zlib import crc32
 
-from backstop.errors import ContractBroken
+from backstop.model.errors import ContractBroken
 
 
 def encode(name: str) -> str:

@@ -11,8 +11,8 @@ from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState, 
 from backstop.brokers.redis_streams.decode import headers_of
 from backstop.brokers.redis_streams.exchange import Exchange, Script, unavailable
 from backstop.brokers.redis_streams.keys import Keys, encode, id_of, offset_of
-from backstop.errors import ContractBroken
-from backstop.records import id_in
+from backstop.model.errors import ContractBroken
+from backstop.model.records import id_in
 
 LOOK_QUEUE = Script.load("look_queue")
 LOOK_GROUP = Script.load("entry_time", "look_group")

@@ -29,8 +29,8 @@ from redis.exceptions import (
 from backstop.brokers.protocol import Receipt
 from backstop.brokers.redis_streams.exchange import Command, Exchange, Lost, NotSent, Script
 from backstop.brokers.redis_streams.keys import Keys, id_of, queue_of
-from backstop.errors import ContractBroken
-from backstop.records import ID_HEADER, Message, Outcome, Position
+from backstop.model.errors import ContractBroken
+from backstop.model.records import ID_HEADER, Message, Outcome, Position
 
 PUBLISH = Script.load("publish")
 CALL_BYTES = 4 * 1024 * 1024

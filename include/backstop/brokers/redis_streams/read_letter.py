@@ -14,7 +14,7 @@ from typing import Self
 
 from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams.look import instant_of
-from backstop.records import ID_HEADER, Position
+from backstop.model.records import ID_HEADER, Position
 
 _MAX_MICROS = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 _INT, _BIGINT = 2**31 - 1, 2**63 - 1

@@ -19,7 +19,7 @@ from backstop.brokers.redis_streams.decode import received
 from backstop.brokers.redis_streams.exchange import Exchange, Script
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.look import Looker
-from backstop.errors import BrokerUnavailable, ContractBroken
+from backstop.model.errors import BrokerUnavailable, ContractBroken
 
 REDELIVER = Script.load("bury", "redeliver")
 HAND_BACK = Script.load("bury", "hand_back")

@@ -18,7 +18,7 @@ from backstop.brokers.redis_streams.exchange import Exchange, Script
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.look import Looker
 from backstop.brokers.redis_streams.receive import ACKNOWLEDGE, ERROR_CHARACTERS, HAND_BACK, LEAVE, QUEUES_SECONDS
-from backstop.errors import BrokerUnavailable, ContractBroken
+from backstop.model.errors import BrokerUnavailable, ContractBroken
 
 READ_OWNED = Script.load("read_owned")
 _ALL_ADOPTED, _NONE_ADOPTED = b"", b"-"

@@ -20,23 +20,23 @@ from backstop.brokers.protocol import (
     Receipt,
     Retries,
 )
-from backstop.brokers.rocketmq.address import Address
-from backstop.brokers.rocketmq.clock import Clock
-from backstop.brokers.rocketmq.create import Creator
-from backstop.brokers.rocketmq.drain import DRAIN_GROUP, Drain, RocketMQLetters
-from backstop.brokers.rocketmq.hold_against import WantedTopic
-from backstop.brokers.rocketmq.locks import holders
-from backstop.brokers.rocketmq.look import Looker
-from backstop.brokers.rocketmq.measure_durability import Surveyor
-from backstop.brokers.rocketmq.pool import Pool
-from backstop.brokers.rocketmq.publish import Publisher
-from backstop.brokers.rocketmq.receive import RocketMQSubscription
-from backstop.brokers.rocketmq.retries import RetryReader
-from backstop.brokers.rocketmq.route import Routes
-from backstop.brokers.rocketmq.schedule import Schedule
-from backstop.brokers.rocketmq_delay_levels import DELAY_LEVELS, DELIVERIES, parse_levels
-from backstop.errors import ConfigurationError
-from backstop.records import Message
+from backstop.brokers.rocketmq.consumer.receive import RocketMQSubscription
+from backstop.brokers.rocketmq.dead_letters.drain import DRAIN_GROUP, Drain, RocketMQLetters
+from backstop.brokers.rocketmq.inspect.clock import Clock
+from backstop.brokers.rocketmq.inspect.hold_against import WantedTopic
+from backstop.brokers.rocketmq.inspect.locks import holders
+from backstop.brokers.rocketmq.inspect.look import Looker
+from backstop.brokers.rocketmq.inspect.measure_durability import Surveyor
+from backstop.brokers.rocketmq.inspect.retries import RetryReader
+from backstop.brokers.rocketmq.inspect.schedule import Schedule
+from backstop.brokers.rocketmq.producer.publish import Publisher
+from backstop.brokers.rocketmq.routes.create import Creator
+from backstop.brokers.rocketmq.routes.route import Routes
+from backstop.brokers.rocketmq.wire.address import Address
+from backstop.brokers.rocketmq.wire.pool import Pool
+from backstop.config.rocketmq_delay_levels import DELAY_LEVELS, DELIVERIES, parse_levels
+from backstop.model.errors import ConfigurationError
+from backstop.model.records import Message
 
 PULL_BATCH = 32
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024

@@ -28,8 +28,8 @@ from backstop.brokers.protocol import (
     Subscription,
 )
 from backstop.brokers.testing.server import DELIVERY_LIMIT, SEND_TIMEOUT, VISIBILITY, ServerUnderTest
-from backstop.errors import BrokerUnavailable
-from backstop.records import ID_HEADER, Message, Outcome
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.records import ID_HEADER, Message, Outcome
 
 Name = Callable[[str], str]
 Receive = Callable[..., list[Received]]

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from backstop.brokers.protocol import Broker, Subscription
-from backstop.records import Outcome
+from backstop.model.records import Outcome
 
 VISIBILITY = timedelta(milliseconds=400)
 """How long a consumer may hold a message before another gets it."""

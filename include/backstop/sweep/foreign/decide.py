@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from backstop.records import Key, LogState
+from backstop.model.records import Key, LogState
 from backstop.sweep.foreign.protocol import LogStanding
 
 

@@ -15,10 +15,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 
-from backstop.errors import ConfigurationError, StoreUnavailable
-from backstop.mask_secrets import mask_secrets
-from backstop.named_sql import load
-from backstop.records import Counts, Key
+from backstop.model.errors import ConfigurationError, StoreUnavailable
+from backstop.model.mask_secrets import mask_secrets
+from backstop.model.records import Counts, Key
+from backstop.sql.named import load
 from backstop.sweep.foreign.decide import Decision, Expiry, Held, Record
 from backstop.sweep.foreign.records import Page, Seen
 

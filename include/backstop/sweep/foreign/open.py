@@ -7,7 +7,7 @@ from datetime import timedelta
 from backstop.config.connections import Connections
 from backstop.config.foreign import DedupListenerMysql, DedupListenerRedis
 from backstop.config.settings import Settings
-from backstop.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError
 from backstop.sweep.foreign.protocol import ForeignLeases
 from backstop.sweep.foreign.read_keys import dedup_listener_glob, dedup_listener_key, plain_glob, plain_key
 from backstop.sweep.foreign.records import Records

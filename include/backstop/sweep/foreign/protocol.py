@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from backstop.records import Counts, Key
+from backstop.model.records import Counts, Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from backstop.records import Key
+from backstop.model.records import Key
 
 ReadKey = Callable[[str], tuple[Key, ...]]
 """The messages that a key may be about; none: it is not one of these keys."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from backstop.records import Counts
+from backstop.model.records import Counts
 from backstop.sweep.foreign.decide import Decision, Record
 
 

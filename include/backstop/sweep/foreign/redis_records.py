@@ -19,9 +19,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
-from backstop.errors import StoreUnavailable
-from backstop.mask_secrets import mask_secrets
-from backstop.records import Counts
+from backstop.model.errors import StoreUnavailable
+from backstop.model.mask_secrets import mask_secrets
+from backstop.model.records import Counts
 from backstop.sweep.foreign.decide import Decision, Expiry, Held, Record
 from backstop.sweep.foreign.read_keys import ReadKey
 from backstop.sweep.foreign.records import Page, Seen

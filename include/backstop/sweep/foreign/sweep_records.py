@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from backstop.errors import Unavailable
-from backstop.records import Counts, Key
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts, Key
 from backstop.sweep.foreign.decide import Decision, Expiry, Held, Record, decide, keys_of
 from backstop.sweep.foreign.protocol import LogStanding, StatesOf, Told
 from backstop.sweep.foreign.records import Page, Records, Seen

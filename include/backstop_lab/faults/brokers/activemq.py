@@ -15,7 +15,7 @@ from backstop.brokers.activemq.jolokia import QUEUE_ATTRIBUTES
 from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.session import Address, Session
 from backstop.brokers.protocol import Received
-from backstop.records import Message
+from backstop.model.records import Message
 from backstop_lab.faults.brokers.protocol import (
     EXPIRED,
     LOST,

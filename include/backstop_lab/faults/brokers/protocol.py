@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from backstop.named_sql import load
-from backstop.records import Message
+from backstop.model.records import Message
+from backstop.sql.named import load
 from backstop_lab.faults.stores import change
 from backstop_lab.shop.ledger import Key, Ledger
 

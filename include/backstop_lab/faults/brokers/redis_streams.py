@@ -12,7 +12,7 @@ import redis
 
 from backstop.brokers.redis_streams import Keys
 from backstop.brokers.redis_streams.exchange import Script
-from backstop.records import ID_HEADER, SEND_HEADER
+from backstop.model.records import ID_HEADER, SEND_HEADER
 from backstop_lab.faults.brokers.protocol import (
     EXPIRED,
     LOST,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from time import monotonic
 
 from backstop.brokers.rocketmq.adapter import RocketMQ
-from backstop.brokers.rocketmq.codes import Ask, Said
-from backstop.brokers.rocketmq.names import encode_group, encode_topic, retry_topic
-from backstop.brokers.rocketmq.properties import own_headers
-from backstop.brokers.rocketmq.questions import NOTHING_THERE, pull, read_stats
-from backstop.brokers.rocketmq.route import BELIEVED_SECONDS
-from backstop.brokers.rocketmq.stored import Stored, read_stored
-from backstop.records import ID_HEADER, SEND_HEADER, Message
+from backstop.brokers.rocketmq.message.names import encode_group, encode_topic, retry_topic
+from backstop.brokers.rocketmq.message.properties import own_headers
+from backstop.brokers.rocketmq.message.stored import Stored, read_stored
+from backstop.brokers.rocketmq.routes.route import BELIEVED_SECONDS
+from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.questions import NOTHING_THERE, pull, read_stats
+from backstop.model.records import ID_HEADER, SEND_HEADER, Message
 from backstop_lab.faults.brokers.protocol import (
     CUT_OFF,
     FILES_REMOVED,

@@ -1,0 +1,54 @@
+"""Reads and commits how far the group has got in single queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from backstop.brokers.rocketmq.consumer.in_hand import InHand
+from backstop.brokers.rocketmq.consumer.members import MessageQueue
+from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.wire.questions import ask_committed
+from backstop.brokers.rocketmq.wire.unavailable import unavailable
+
+AskAll = Callable[[Sequence[tuple[str, Request]], str], list[Answer]]
+"""Asks brokers by name; raises BrokerUnavailable when an answer does not come."""
+
+
+def commit(ask: AskAll, group: str, hands: Sequence[InHand]) -> None:
+    """Tells the broker the lowest offset of each queue that is not acknowledged, where it moved. Raises BrokerUnavailable."""
+    moved = [(hand, hand.lowest) for hand in hands if hand.lowest != hand.committed]
+    requests = [
+        (hand.queue.broker, Request(Ask.UPDATE_CONSUMER_OFFSET, {
+            "consumerGroup": group, "topic": hand.queue.topic, "queueId": hand.queue.number, "commitOffset": lowest,
+        }))
+        for hand, lowest in moved
+    ]  # fmt: skip
+    for (hand, lowest), answer in zip(moved, ask(requests, "acknowledging"), strict=True):
+        if answer.code != Said.SUCCESS:
+            raise unavailable("acknowledging", f"{hand.queue.broker} says {answer.said()}")
+        hand.committed, hand.moved = lowest, False
+
+
+def committed(ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str) -> list[int | None]:
+    """What the broker has for each queue; null: the group never committed there. Raises BrokerUnavailable."""
+    requests = [(queue.broker, ask_committed(group, queue.topic, queue.number)) for queue in queues]
+    return [None if one.code == Said.QUERY_NOT_FOUND else _offset(one, doing) for one in ask(requests, doing)]
+
+
+def take_queues(ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str) -> list[InHand]:
+    """Each from where the group is in it; one that never committed begins at the first message, so that nothing is skipped.
+
+    From 0 the first pull leads to the first message that is still there: to ask for it needs a right that consumers may not have.
+    """
+    offsets = committed(ask, group, queues, doing)
+    return [InHand(queue, offset or 0, offset) for queue, offset in zip(queues, offsets, strict=True)]
+
+
+def _offset(answer: Answer, doing: str) -> int:
+    if answer.code != Said.SUCCESS:
+        raise unavailable(doing, f"the broker says {answer.said()}")
+    try:
+        return answer.number("offset")
+    except Malformed as error:
+        raise unavailable(doing, str(error)) from error

@@ -1,0 +1,61 @@
+"""Hears what a broker tells a consumer, and answers what it asks: members came or went, offsets were set, what it is doing.
+
+Knows the consumer only loosely, so that one that is dropped without being closed is gone, and its queues go to the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+
+from backstop.brokers.rocketmq.consumer.members import MessageQueue
+from backstop.brokers.rocketmq.wire import fastjson
+from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.frames import Command, Malformed, Request
+
+RunningInfo = Callable[[], bytes]
+log = logging.getLogger(__name__)
+
+
+class Ear:
+    """What was heard and not yet acted upon."""
+
+    def __init__(self) -> None:
+        self.members_changed = True
+        """The group's members may have changed: nothing is known at the beginning."""
+        self._resets: list[tuple[MessageQueue, int]] = []
+        self._running_info: weakref.WeakMethod[RunningInfo] | None = None
+
+    def answer_with(self, running_info: RunningInfo) -> None:
+        """The method that gives the body for an administrator who asks what this consumer is doing."""
+        self._running_info = weakref.WeakMethod(running_info)
+
+    def take_resets(self) -> list[tuple[MessageQueue, int]]:
+        """(queue, offset) of each that somebody set, once."""
+        resets, self._resets = self._resets, []
+        return resets
+
+    def hear(self, command: Command) -> Request | None:
+        """The answer for a broker that wants one; null: we do not do that."""
+        if command.code == Ask.NOTIFY_CONSUMER_IDS_CHANGED:
+            self.members_changed = True
+        elif command.code == Ask.RESET_CONSUMER_CLIENT_OFFSET:
+            return self._reset(command)
+        elif command.code == Ask.GET_CONSUMER_RUNNING_INFO:
+            running_info = self._running_info() if self._running_info is not None else None
+            if running_info is not None:
+                return Request(Said.SUCCESS, body=running_info())
+        return None
+
+    def _reset(self, command: Command) -> Request:
+        try:
+            table = command.json()["offsetTable"]
+            named = [(fastjson.members(key), int(offset)) for key, offset in table.items()]
+            self._resets += [
+                (MessageQueue(queue["topic"], queue["brokerName"], int(queue["queueId"])), offset) for queue, offset in named
+            ]
+        except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
+            log.warning("Somebody reset offsets of our group in a way that cannot be read, and nothing was reset: %s", error)
+            return Request(Said.INVALID_PARAMETER)
+        return Request(Said.SUCCESS)

@@ -1,0 +1,323 @@
+"""Receives for one consumer of a group, as RocketMQ's own pull consumers do, and shares the queues with them.
+
+The group's progress is the lowest offset that is not acknowledged, so that a queue never passes what somebody still has. What is
+handed back without counting stays in this consumer's hands; what failed is sent back to the broker, which stores it in the
+group's retry topic before the queue may pass it, and makes the dead letter after the last delivery.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+from backstop.brokers.protocol import Received
+from backstop.brokers.rocketmq.consumer.hear import Ear
+from backstop.brokers.rocketmq.consumer.in_hand import Held
+from backstop.brokers.rocketmq.consumer.members import EVERY_TAG, subscription
+from backstop.brokers.rocketmq.consumer.pull import Puller
+from backstop.brokers.rocketmq.consumer.share_queues import QueueShare
+from backstop.brokers.rocketmq.message.epoch import EPOCH
+from backstop.brokers.rocketmq.message.names import RETRY, decode, encode_group, encode_topic, queue_number, retry_topic
+from backstop.brokers.rocketmq.message.properties import RETRY_TOPIC, message_of
+from backstop.brokers.rocketmq.routes.find_origins import Dead, Origins
+from backstop.brokers.rocketmq.routes.route import Routes
+from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.frames import Request
+from backstop.brokers.rocketmq.wire.lines import Lines
+from backstop.brokers.rocketmq.wire.pool import Pool
+from backstop.brokers.rocketmq.wire.unavailable import unavailable
+from backstop.model.errors import BrokerUnavailable, ContractBroken
+from backstop.model.log_limit import LimitedLog
+from backstop.model.records import Message, Position
+
+log = logging.getLogger(__name__)
+
+PULSE_SECONDS = 2.0
+"""How often it is seen to, while a handler works, that signs of life go out and questions are answered."""
+COMMIT_SECONDS = 5.0
+"""How late a queue may tell of messages that the filter left out: nothing is acknowledged for them."""
+MOST_BYTES_AT_ONCE = 64 * 1024 * 1024
+"""Of contents that one fetch hands out, and one message more: packed ones may be large."""
+ORIGINS_AGAIN_SECONDS = 30.0
+AT_ONCE_DEAD = -1
+"""The delay level of what is to be a dead letter without another try."""
+_BROKER_ID = re.compile(r"[^/@]+/\d+/\d+@(.+)#\d+", re.DOTALL)
+
+
+class RocketMQSubscription:
+    """One consumer of a group over its share of the topics' queues. Not shared between threads."""
+
+    def __init__(
+        self, pool: Pool, routes: Routes, *, group: str, topics: Sequence[str], consumer: str, seconds: float,
+        delivery_limit: int, levels: Sequence[timedelta], pull_batch: int = 32,
+        tags: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:  # fmt: skip
+        """`seconds`: for one answer. `levels`: the broker's delay levels. `tags`: the group's filter for a topic; none: every
+        message. All consumers of a group must have the same topics and filters, as everywhere with RocketMQ."""
+        self._group, self._limit, self._levels = encode_group(group), delivery_limit, list(levels)
+        self._brokers, self._origins = routes.brokers, Origins(pool, routes, seconds=seconds)
+        wanted = {encode_topic(topic): frozenset(some) for topic in topics if (some := (tags or {}).get(topic))}
+        filters = {name: subscription(wanted.get(name, ())) for name in map(encode_topic, topics)}
+        filters[retry_topic(group)] = EVERY_TAG
+        client = f"{encode_group(consumer[:40])}@{os.getpid()}#{secrets.token_hex(6)}"
+        self._ear = Ear()
+        self._lines = Lines(pool, self._ear.hear)
+        self._share = QueueShare(
+            self._lines, routes, self._ear, client=client, group=self._group, filters=filters, seconds=seconds
+        )
+        self._ear.answer_with(self._share.running_info)
+        self._puller = Puller(self._lines, self._share, self._group, filters, wanted, batch=pull_batch, seconds=seconds)
+        self._out: dict[str, Held] = {}
+        """What was handed out and is not done with, by its broker_id."""
+        self._later: list[tuple[float, int, Held]] = []
+        self._order = count()
+        self._crowded = False
+        """The fetch before this one had room for what was due again only."""
+        self._commit_at = 0.0
+        self._origins_at = 0.0
+        """When origins are looked up again, after a look-up that failed."""
+        self._limited = LimitedLog(log)
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._alive: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fetch(self, limit: int, wait: timedelta) -> list[Received]:
+        """Up to `limit` messages; BrokerUnavailable when a broker does not answer: what it held of it comes again."""
+        deadline = time.monotonic() + wait.total_seconds()
+        with self._lock:
+            self._begin()
+            while True:
+                self._share.keep()
+                self._follow_resets()
+                # What is handed back again and again without a delay would leave no room for anything else.
+                found = [] if self._crowded else self._due(limit)
+                crowded = len(found) == limit
+                try:
+                    self._puller.arrived()
+                    self._puller.pull(limit - len(found))
+                    found += self._fresh(limit - len(found))
+                    if self._crowded:
+                        found += self._due(limit - len(found))
+                    self._crowded = crowded
+                    self._commit_left_out()
+                except BrokerUnavailable as error:
+                    found = [held for held in found if self._has(held)]
+                    if not found:
+                        raise
+                    self._limited.warning(str(error))  # what is in hand goes first; the next call meets it again
+                if found or time.monotonic() >= deadline:
+                    return [held.received for held in found if held.received is not None]
+                self._lines.wait(min(deadline, self._share.due_at, self._later[0][0] if self._later else deadline))
+
+    def acknowledge(self, received: Sequence[Received]) -> None:
+        with self._lock:
+            hands = []
+            for one in received:
+                held = self._held(one)
+                if held is not None:
+                    self._drop(held)
+                    hands.append(held.hand)
+            self._share.commit(dict.fromkeys(hands))
+
+    def hand_back(self, received: Received, *, after: timedelta, counts: bool, error: str | None = None) -> None:
+        """`error` is not kept: RocketMQ has no place for it."""
+        with self._lock:
+            held = self._held(received)
+            if held is None or held.received is None or held.received.deliveries != received.deliveries:
+                return  # acknowledged, or delivered anew meanwhile
+            if counts and self._send_back(held, after):
+                return
+            if counts:
+                held.received = replace(held.received, deliveries=held.received.deliveries + 1)
+            held.due_at = time.monotonic() + max(0.0, after.total_seconds())
+            heapq.heappush(self._later, (held.due_at, next(self._order), held))
+
+    def close(self) -> None:
+        """Leaves the group; what is in its hands is delivered to the others at once."""
+        self._closed.set()
+        with self._lock:
+            if self._lines.brokers:
+                self._share.leave()
+            self._lines.close()
+            self._out.clear()
+            self._later.clear()
+
+    def _begin(self) -> None:
+        """A thread that keeps it a member while a handler works; it ends with the subscription, closed or dropped."""
+        if self._alive is None:
+            self._alive = threading.Thread(
+                target=_keep_alive, args=(weakref.ref(self), self._closed), name=f"alive-{self._group}", daemon=True
+            )
+            self._alive.start()
+
+    def pulse(self) -> None:
+        """Says that it lives, unless the consumer's own thread is here and does so."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._share.pulse()
+            finally:
+                self._lock.release()
+
+    def _due(self, limit: int) -> list[Held]:
+        found: list[Held] = []
+        while self._later and len(found) < limit and self._later[0][0] <= time.monotonic():
+            due_at, _, held = heapq.heappop(self._later)
+            if held.due_at == due_at and self._has(held):
+                held.due_at = None
+                found.append(held)
+        return found
+
+    def _fresh(self, limit: int) -> list[Held]:
+        """What was pulled and not handed out, up to `limit`, and fewer where they are large."""
+        found: list[Held] = []
+        room = MOST_BYTES_AT_ONCE
+        for hand in self._puller.in_turn():
+            taken = hand.take(limit - len(found))
+            room -= self._hand_out(taken, room)
+            found += [held for held in taken if held.received is not None]
+            hand.put_back([held for held in taken if held.received is None])
+        for held in found:
+            if held.received is not None:
+                self._out[held.received.broker_id] = held
+        return found
+
+    def _hand_out(self, taken: Sequence[Held], room: int) -> int:
+        """Reads those that fit, the first of all in any case, and returns their bytes."""
+        again = [held for held in taken if held.hand.queue.topic.startswith(RETRY)]
+        letters = [
+            Dead(_topic_of(held), held.hand.queue.broker, self._lines.address(held.hand.queue.broker), held.stored)
+            for held in again
+        ]
+        positions = dict(zip(map(id, again), self._find_origins(letters), strict=True))
+        size = 0
+        for held in taken:
+            if size >= room:
+                break
+            queue, stored, topic = held.hand.queue, held.stored, _topic_of(held)
+            position: Position | None = Position(queue_number(queue.broker, queue.number, self._brokers), stored.offset, EPOCH)
+            if id(held) in positions:
+                position = positions[id(held)]
+            message = message_of(stored, topic)
+            if isinstance(message, str):
+                # Without an id the consumer's contract check refuses it: it becomes a dead letter, as it was stored.
+                log.error("A message of %s cannot be read: %s", queue, message)
+                message = Message(topic, "", b"")
+            size += len(message.content)
+            broker_id = f"{queue.topic}/{queue.number}/{stored.offset}@{queue.broker}#{held.hand.life}"
+            held.received = Received(message, position, broker_id, stored.reconsume_times + 1)
+        return size
+
+    def _find_origins(self, letters: Sequence[Dead]) -> list[Position | None]:
+        """The positions of what comes again in its topic. Where a broker does not tell, they have none: a handler's work does not
+        wait for it, nor do the other queues."""
+        if letters and time.monotonic() >= self._origins_at:
+            try:
+                return self._origins.find(letters)
+            except BrokerUnavailable as error:
+                self._origins_at = time.monotonic() + ORIGINS_AGAIN_SECONDS
+                self._limited.warning(str(error))
+        return [None] * len(letters)
+
+    def _send_back(self, held: Held, after: timedelta) -> bool:
+        """Whether the broker has it in the retry topic, or among the dead letters, now."""
+        queue, stored = held.hand.queue, held.stored
+        request = Request(Ask.CONSUMER_SEND_MSG_BACK, {
+            "offset": stored.physical_offset, "group": self._group,
+            # What the broker writes anew has lost the sign that it is cut off: it must not come again, and is a dead letter now.
+            "delayLevel": AT_ONCE_DEAD if stored.cut_off else _level(self._levels, after),
+            "originMsgId": stored.unique_key or stored.store_id, "originTopic": stored.topic, "unitMode": False,
+            "maxReconsumeTimes": self._limit - 1,
+        })  # fmt: skip
+        [answer] = self._share.ask([(queue.broker, request)], "handing a message back")
+        if answer.code != Said.SUCCESS:
+            log.error("The broker %s did not take back a message of %s: %s", queue.broker, queue, answer.said())
+            return False
+        self._drop(held)
+        self._share.commit([held.hand])
+        return True
+
+    def _commit_left_out(self) -> None:
+        """A queue also moves by what nobody acknowledges: left out by the filter, not there any more."""
+        now = time.monotonic()
+        if now >= self._commit_at:
+            self._commit_at = now + COMMIT_SECONDS
+            self._share.commit(self._share.hands.values())
+
+    def _follow_resets(self) -> None:
+        moved = []
+        for queue, offset in self._ear.take_resets():
+            hand = self._share.hands.get(queue)
+            if hand is not None:
+                log.warning("The group's place in %s was set to %d.", queue, offset)
+                hand.move(offset, committed=None)
+                self._share.forgot = True
+                moved.append(hand)
+        if self._share.forgot:
+            self._share.forgot = False
+            self._out = {broker_id: held for broker_id, held in self._out.items() if self._has(held)}
+        self._share.commit(moved)
+
+    def _held(self, received: Received) -> Held | None:
+        """What it is in hand; null: not any more. BrokerUnavailable when its broker is away."""
+        named = _BROKER_ID.fullmatch(received.broker_id)
+        if named is None:
+            raise ContractBroken(
+                "This message was not received from a RocketMQ subscription.",
+                kept="Nothing was acknowledged or handed back.",
+                next_step="Give back the objects that `fetch` returned.",
+            )
+        held = self._out.get(received.broker_id)
+        if held is not None and self._has(held):
+            return held
+        if (why := self._share.away.get(named[1])) is not None:
+            raise unavailable("acknowledging or handing back", f"{why}; what was in hand is delivered again")
+        return None
+
+    def _has(self, held: Held) -> bool:
+        return self._share.hands.get(held.hand.queue) is held.hand and held.hand.has(held)
+
+    def _drop(self, held: Held) -> None:
+        held.hand.done(held)
+        held.due_at = None
+        if held.received is not None:
+            self._out.pop(held.received.broker_id, None)
+
+
+def _keep_alive(subscription: weakref.ref[RocketMQSubscription], closed: threading.Event) -> None:
+    while not closed.wait(PULSE_SECONDS):
+        its = subscription()
+        if its is None:
+            return
+        its.pulse()
+        del its
+
+
+def _topic_of(held: Held) -> str:
+    """Ours; one that comes again tells its own. In the topic itself anybody may have written that property."""
+    topic = held.hand.queue.topic
+    return decode(held.stored.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY) else topic)
+
+
+def _level(levels: Sequence[timedelta], after: timedelta) -> int:
+    """The smallest delay level that is not below it; the longest, if all are."""
+    fitting = [(delay, place) for place, delay in enumerate(levels, start=1) if delay >= after]
+    return min(fitting)[1] if fitting else max((delay, place) for place, delay in enumerate(levels, start=1))[1]

@@ -1,0 +1,293 @@
+"""Keeps one consumer's share of its group's queues: joins, takes what is allotted to it, lets go of what is another's.
+
+A queue is let go after its commit, and taken when the one that had it says that it has let it go.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from backstop.brokers.rocketmq.consumer.committed import commit, committed, take_queues
+from backstop.brokers.rocketmq.consumer.hand_over import Handover
+from backstop.brokers.rocketmq.consumer.hear import Ear
+from backstop.brokers.rocketmq.consumer.in_hand import InHand
+from backstop.brokers.rocketmq.consumer.members import (
+    MessageQueue,
+    allocate,
+    ask_members,
+    heartbeat,
+    leave,
+    running_info,
+)
+from backstop.brokers.rocketmq.message.names import RETRY
+from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Route, Routes
+from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.exchange import Result
+from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
+from backstop.brokers.rocketmq.wire.lines import Lines
+from backstop.brokers.rocketmq.wire.session import NotSent
+from backstop.brokers.rocketmq.wire.unavailable import unavailable
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.log_limit import LimitedLog
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 20.0
+"""The broker keeps a member that says nothing for 120 s."""
+REBALANCE_SECONDS = 20.0
+"""How often it reckons its share anew without being told that a member came or went."""
+RETRY_SECONDS = 1.0
+AWAY_SECONDS = 10.0
+"""How soon a broker or a topic that could not be reached is tried again while others can."""
+
+
+class QueueShare:
+    """The share of one consumer. Not shared between threads; whoever shares it holds a lock."""
+
+    def __init__(
+        self, lines: Lines, routes: Routes, ear: Ear, *, client: str, group: str, filters: Mapping[str, str], seconds: float
+    ) -> None:
+        """Names are RocketMQ's; `filters`: what is subscribed to, topic -> tags. `seconds`: for one answer."""
+        self._lines, self._routes, self._ear, self._seconds = lines, routes, ear, seconds
+        self._client, self._group, self._filters = client, group, dict(filters)
+        self.version = time.time_ns() // 1_000_000
+        self.hands: dict[MessageQueue, InHand] = {}
+        self.away: dict[str, str] = {}
+        """Brokers whose connection was lost and was not made again, and why."""
+        self.forgot = False
+        """Something that was in hand is not any more."""
+        self._handover = Handover(lines, group)
+        self._members: dict[str, list[str]] = {}
+        self._rebalance_at = self._heartbeat_at = 0.0
+        self._pulses: list[tuple[str, int]] = []
+        self._limited = LimitedLog(log)
+
+    def keep(self) -> None:
+        """Does what is due. Raises BrokerUnavailable when a connection is over, or nothing can be taken."""
+        self._forget_broken()
+        now = time.monotonic()
+        if self._ear.members_changed or now >= self._rebalance_at:
+            self._ear.members_changed, self._rebalance_at = False, now + REBALANCE_SECONDS
+            try:
+                self._rebalance(now + self._seconds)
+            except BrokerUnavailable as error:
+                self._rebalance_at = time.monotonic() + RETRY_SECONDS
+                self._forget_broken()
+                if not self.hands:
+                    raise
+                self._limited.warning(f"The queues are shared as before. {error}")
+        elif self._handover.queues:
+            self._take_over()
+        self.pulse()
+
+    @property
+    def due_at(self) -> float:
+        """When `keep` has something to do, unless a push comes before."""
+        if self._ear.members_changed:
+            return 0.0
+        handover = self._handover.due_at
+        return min(self._rebalance_at, self._heartbeat_at, self._rebalance_at if handover is None else handover)
+
+    def pulse(self) -> None:
+        """Says that it lives, without waiting for an answer."""
+        self._lines.pump()
+        self._take_pulses()
+        now = time.monotonic()
+        if now < self._heartbeat_at:
+            return
+        self._heartbeat_at = now + HEARTBEAT_SECONDS
+        started = [(broker, self._lines.start(broker, self._heartbeat())) for broker in self._lines.brokers]
+        self._pulses += [(broker, number) for broker, number in started if number is not None]
+
+    def _take_pulses(self) -> None:
+        waiting: list[tuple[str, int]] = []
+        for broker, number in self._pulses:
+            answer = self._lines.taken(broker, number)
+            if answer is None:
+                waiting.append((broker, number))
+            elif answer.code != Said.SUCCESS:
+                log.warning("The broker %s did not take a sign of life: %s", broker, answer.said())
+                self._ear.members_changed = True
+        self._pulses = waiting if len(waiting) < 1000 else []
+
+    def commit(self, hands: Iterable[InHand]) -> None:
+        """What was acknowledged in these queues, where it moved their place. Raises BrokerUnavailable."""
+        commit(self.ask, self._group, list(hands))
+
+    def ask(self, requests: Sequence[tuple[str, Request]], doing: str) -> list[Answer]:
+        """The answers, whatever they say. Raises BrokerUnavailable; what was in hand from a lost broker is forgotten."""
+        results: list[Result] = self._lines.ask(requests, time.monotonic() + self._seconds) if requests else []
+        answers = [result for result in results if isinstance(result, Answer)]
+        if len(answers) < len(results):
+            self._forget_broken(doing)
+            raise unavailable(doing, str(next(result for result in results if not isinstance(result, Answer))))
+        return answers
+
+    def running_info(self) -> bytes:
+        """What an administrator gets to see of this consumer."""
+        rows = {queue: (hand.lowest, hand.next_offset, hand.size) for queue, hand in self.hands.items()}
+        return running_info(self._filters, self.version, {**dict.fromkeys(self._handover.queues, (0, 0, 0)), **rows})
+
+    def refresh(self, topic: str) -> None:
+        """Something is wrong with a queue of the topic: look where it is before anything else."""
+        self._routes.forget(topic)
+        self._ear.members_changed = True
+
+    def leave(self) -> None:
+        """Commits, lets all queues go and leaves the group, as far as the brokers answer. Never raises."""
+        try:
+            self.commit(self.hands.values())
+        except BrokerUnavailable as error:
+            log.warning("What was acknowledged last may come again. %s", str(error))
+        deadline = time.monotonic() + self._seconds
+        # A sign of life that the broker works on later than on the end of the connection makes it a member again, of no use.
+        while self._pulses and not self._lines.broken() and self._lines.wait(deadline):
+            self._take_pulses()
+        self._lines.ask([(broker, leave(self._client, self._group)) for broker in self._lines.brokers], deadline)
+        self.hands.clear()
+        self._handover.want({}, ())
+
+    def _rebalance(self, deadline: float) -> None:
+        doing = "sharing the group's queues"
+        routes, unread = self._read_routes(deadline)
+        masters = {queue.broker: queue.master for route in routes.values() for queue in route.readable() if queue.master}
+        self._connect(masters, deadline, leaves=not unread)
+        if any(topic.startswith(RETRY) and topic not in routes for topic in self._filters):
+            self._rebalance_at = time.monotonic() + RETRY_SECONDS  # the broker makes it when it hears of the first member
+        members = self._read_members(doing)
+        if unread or len(members) < len(masters):
+            self._rebalance_at = min(self._rebalance_at, time.monotonic() + AWAY_SECONDS)
+        wanted: dict[MessageQueue, str | None] = {queue: None for queue in self.hands if queue.topic in unread}
+        for topic, route in routes.items():
+            # All of them, also those of a broker that is away: the others of the group reckon with them too.
+            queues = [MessageQueue(topic, one.broker, one.queue_id) for one in route.readable()]
+            reachable = [queue.broker for queue in queues if queue.broker in members]
+            if not reachable:
+                continue
+            now_in = members[min(reachable)]
+            before = self._members.get(topic, [one for one in now_in if one != self._client])
+            had = {queue: one for one in before for queue in allocate(queues, before, one)}
+            self._members[topic] = now_in
+            mine = allocate(queues, now_in, self._client)
+            wanted |= {queue: had.get(queue) for queue in mine if queue.broker in members}
+        self._let_go([hand for queue, hand in self.hands.items() if queue not in wanted])
+        everybody = {one for ids in members.values() for one in ids} - {self._client}
+        self._handover.want({queue: had for queue, had in wanted.items() if queue not in self.hands}, everybody)
+        self._follow_moves(doing)
+        self._take_over()
+
+    def _read_routes(self, deadline: float) -> tuple[dict[str, Route], set[str]]:
+        """The routes, and the topics whose route cannot be read: their queues stay as they are. Raises where no route can be."""
+        routes: dict[str, Route] = {}
+        unread: dict[str, BrokerUnavailable] = {}
+        for topic in self._filters:
+            try:
+                # As the other members see it: the queues of a broker that the name servers do not know now are nobody's.
+                routes[topic] = self._routes.route(topic, deadline=deadline, partial=True)
+            except NoSuchTopic:
+                if not topic.startswith(RETRY):
+                    unread[topic] = unavailable("subscribing", f"there is no topic {topic}")
+            except BrokerUnavailable as error:
+                unread[topic] = error
+        for why in unread.values():
+            if all(topic.startswith(RETRY) for topic in routes):
+                raise why
+            self._limited.warning(str(why))
+        return routes, set(unread)
+
+    def _connect(self, masters: Mapping[str, str], deadline: float, *, leaves: bool) -> None:
+        """Connects to every master that answers and is a member there; `leaves` those that have no queue of ours any more.
+
+        One that does not answer holds up no other's queues. Raises BrokerUnavailable when none answers.
+        """
+        for broker in self._lines.brokers:
+            if broker not in masters and leaves:
+                self._lines.ask([(broker, leave(self._client, self._group))], deadline)
+                self._forget(broker)
+        new: list[str] = []
+        for broker, address in masters.items():
+            try:
+                if self._lines.connect(broker, address, deadline):
+                    self._forget_hands(broker)
+                    new.append(broker)
+            except NotSent as error:
+                self.away[broker] = str(error)
+        for broker, result in zip(new, self._lines.ask([(one, self._heartbeat()) for one in new], deadline), strict=True):
+            if isinstance(result, Answer) and result.code == Said.SUCCESS:
+                self.away.pop(broker, None)
+            else:
+                self.away[broker] = f"{broker} says {result.said()}" if isinstance(result, Answer) else str(result)
+                self._forget(broker)
+        for broker in masters:
+            if (why := self.away.get(broker)) is not None:
+                if not self._lines.brokers:
+                    raise unavailable("subscribing", why)
+                self._limited.warning(f"{broker} is away, and its queues wait: {why}")
+        if len(new) == len(masters):
+            self._heartbeat_at = time.monotonic() + HEARTBEAT_SECONDS
+
+    def _read_members(self, doing: str) -> dict[str, list[str]]:
+        """The group's members as each broker knows them."""
+        brokers = self._lines.brokers
+        found: dict[str, list[str]] = {}
+        for broker, answer in zip(brokers, self.ask([(one, ask_members(self._group)) for one in brokers], doing), strict=True):
+            if answer.code != Said.SUCCESS:
+                raise unavailable(doing, f"{broker} says {answer.said()}")
+            try:
+                found[broker] = [str(one) for one in answer.json()["consumerIdList"]]
+            except (Malformed, KeyError, TypeError) as error:
+                raise unavailable(doing, f"{broker} sent a list of members that cannot be read: {error}") from error
+            if self._client not in found[broker]:
+                self._heartbeat_at = 0.0
+                raise unavailable(doing, f"{broker} does not know this consumer as a member")
+        return found
+
+    def _let_go(self, hands: Sequence[InHand]) -> None:
+        if not hands:
+            return
+        self.commit(hands)
+        for hand in hands:
+            self.hands.pop(hand.queue, None)
+        self.forgot = True
+
+    def _follow_moves(self, doing: str) -> None:
+        """Somebody who sets the group's offset by hand does not tell the consumers: they look."""
+        hands = list(self.hands.values())
+        offsets = committed(self.ask, self._group, [hand.queue for hand in hands], doing)
+        for hand, offset in zip(hands, offsets, strict=True):
+            if hand.moved:
+                continue  # the broker has not been told yet
+            if offset is not None and offset != hand.committed:
+                log.warning("The group's place in %s was set to %d by somebody else; going on from there.", hand.queue, offset)
+                hand.move(offset, committed=offset)
+                self.forgot = True
+
+    def _take_over(self) -> None:
+        for hand in take_queues(self.ask, self._group, self._handover.ready(), "taking queues over"):
+            self.hands[hand.queue] = hand
+            self._handover.taken(hand.queue)
+
+    def _heartbeat(self) -> Request:
+        return heartbeat(self._client, self._group, self._filters, self.version)
+
+    def _forget_broken(self, doing: str = "receiving") -> None:
+        """Raises BrokerUnavailable when a connection is over: what it held comes again."""
+        broken = self._lines.broken()
+        for broker, why in broken.items():
+            self._forget(broker)
+            self.away[broker] = why
+        if broken:
+            self._ear.members_changed = True
+            raise unavailable(doing, "; ".join(broken.values()))
+
+    def _forget(self, broker: str) -> None:
+        self._lines.drop(broker)
+        self._forget_hands(broker)
+        self._pulses = [(one, number) for one, number in self._pulses if one != broker]
+        self._handover.forget(broker)
+
+    def _forget_hands(self, broker: str) -> None:
+        self.forgot = True
+        self.hands = {queue: hand for queue, hand in self.hands.items() if queue.broker != broker}

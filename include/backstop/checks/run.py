@@ -1,0 +1,178 @@
+"""Audit one step of a run: run its suite, keep the result, and raise when something does not hold.
+
+Great Expectations runs the checks and writes the Data Docs; the ids of what breaks a check are looked up
+apart from it, because its own results may carry whole values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backstop.checks.suites import Check, checks_of
+from backstop.model.errors import AuditFailed, RunLost, StoreUnavailable
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+IDS_KEPT = 20
+"""Enough to start looking; the count says how many there are."""
+
+BATCH = """
+    SELECT r.run_id, coalesce(nullif(current_setting('backstop.stage'), '')::integer, r.stage) AS stage,
+        r.started_at, r.as_of,
+        current_setting('backstop.repair_topics')::jsonb AS repair_topics
+    FROM run AS r
+    WHERE r.run_id = current_setting('backstop.run_id')::bigint
+"""
+"""The run being audited, as one row. Its values come with the connection, so that no value is put into SQL
+text."""
+
+KEPT = {
+    "stubs_at_the_door": "No verdict of this run was promoted and nothing was sent; stubs are untouched.",
+    "logs_at_the_door": "No verdict of this run was promoted and nothing was sent; logs are untouched.",
+    "verdicts": "No verdict of this run was promoted and no resend was asked for; the next run judges again.",
+    "requests": "Verdicts and requests are promoted and each resend is judged again before it goes out.",
+    "proof": "Nothing of producers or consumers was touched, and this proof's answer was not published.",
+    "leases_before": "Leases that ended are taken back all the same; no message was lost or done twice by it.",
+    "leases_after": "What was taken back is free for the next worker; the rest is as it was, and the database decides.",
+    "letters_drained": "What was drained is stored; nothing is classified or decided before this holds.",
+    "causes": "This run gave no dead letter a cause; dead letters and payloads are stored, and the next run classifies again.",
+    "letters_decided": "Dead letters, requests and cases stay as they are; every replay is judged again before it goes out.",
+    "audit": "Nothing was changed: an audit only looks. What does not hold is recorded by id, and people were alerted.",
+    "attempts": "Every stub and its attempts are kept; each number is published at most once.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """How one suite ended. `failed`: for each broken check its name, the count of breaches and some of their
+    ids."""
+
+    suite: str
+    passed: bool
+    expectations: int
+    failed: tuple[dict[str, Any], ...]
+    report: str
+    """The Data Docs page of this result, relative to the docs folder."""
+
+
+def run_suite(
+    suite_name: str,
+    control_url: str,
+    run_id: int,
+    stage: int | None,
+    docs_folder: str | Path,
+    *,
+    repair_topics: Collection[str] = (),
+) -> SuiteResult:
+    """Run one of SUITES over what `run_id` staged as `stage` (null: its present one) or wrote, keep it as a
+    data_check row and as Data Docs.
+
+    `control_url` is a postgresql:// URL; `docs_folder` gets `<run_id>/<suite_name>/index.html`.
+    `repair_topics` are the topics in mode repair, for the suite `requests`. Zero rows pass.
+    Errors: AuditFailed when a check does not hold (the row and the report are kept), RunLost when there is no
+    such run, StoreUnavailable when the control database does not answer.
+    """
+    import psycopg2
+
+    from backstop.checks.data_docs import validate
+
+    checks = checks_of(suite_name)
+    options = session_options(run_id, stage, repair_topics)
+    try:
+        connection = psycopg2.connect(control_url, options=options, connect_timeout=10)
+    except psycopg2.OperationalError as error:
+        raise _away(suite_name) from error
+    try:
+        _find_run(connection, run_id)
+        held, report = validate(suite_name, checks, BATCH, control_url, options, run_id, Path(docs_folder).resolve())
+        failed = tuple(_breaches(connection, check) for check in checks if not held[check.name])
+        result = SuiteResult(suite_name, not failed, len(checks), failed, report)
+        _keep(connection, run_id, result)
+    except psycopg2.OperationalError as error:
+        raise _away(suite_name) from error
+    finally:
+        connection.close()
+    if failed:
+        raise AuditFailed(
+            f"The data check {suite_name} of run {run_id} failed: "
+            + "; ".join(f"{f['name']} ({f['count']}): {f['must_hold']}" for f in failed)
+            + ".",
+            kept=KEPT[suite_name],
+            next_step=f"Read the report {report} (or data_check, run {run_id}), then run the duty again.",
+        )
+    return result
+
+
+def session_options(run_id: int, stage: int | None, repair_topics: Collection[str]) -> str:
+    """libpq options that carry the run's values as settings of the session."""
+    settings = {
+        "backstop.run_id": str(int(run_id)),
+        "backstop.stage": "" if stage is None else str(int(stage)),
+        "backstop.repair_topics": json.dumps(sorted(repair_topics)),
+        "application_name": "backstop-quality",
+        "statement_timeout": "300s",
+        "row_security": "off",
+    }
+    return " ".join(f"-c {name}={_escaped(value)}" for name, value in settings.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
+
+
+def _find_run(connection: Connection, run_id: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT run_id FROM ({BATCH}) AS run")
+        if cursor.fetchone() is None:
+            raise RunLost(
+                f"There is no run {run_id} to audit.",
+                kept="Nothing was promoted for it.",
+                next_step="Look at `backstop runs list`, then start the duty again.",
+            )
+
+
+def _breaches(connection: Connection, check: Check) -> dict[str, Any]:
+    """The count of breaches and the ids of the first ones: ids are all that a check selects."""
+    query = check.sql.replace("{batch}", f"({BATCH})")
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT count(*) FROM ({query}) AS breach")
+        row = cursor.fetchone()
+        cursor.execute(f"SELECT to_jsonb(breach) FROM ({query}) AS breach LIMIT {IDS_KEPT:d}")
+        ids = [found for (found,) in cursor.fetchall()]
+    return {"name": check.name, "must_hold": check.must_hold, "count": row[0] if row else 0, "ids": ids}
+
+
+def _keep(connection: Connection, run_id: int, result: SuiteResult) -> None:
+    """One row for each suite of a run: a retried audit replaces its own."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO data_check (run_id, suite, passed, expectations, failed, report)
+            VALUES (%s, %s, %s, %s, %s, %s)
+            ON CONFLICT (run_id, suite) DO UPDATE SET
+                passed = excluded.passed, expectations = excluded.expectations, failed = excluded.failed,
+                report = excluded.report, checked_at = clock_timestamp()
+            """,
+            (
+                run_id,
+                result.suite,
+                result.passed,
+                result.expectations,
+                json.dumps(result.failed),
+                result.report,
+            ),
+        )
+    connection.commit()
+
+
+def _away(suite: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The control database did not answer during the data check {suite}.",
+        kept="What was staged is kept, and nothing was promoted on the strength of a check that did not run.",
+        next_step="See that the control database is up (`backstop check`), then clear this task.",
+    )

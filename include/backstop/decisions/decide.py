@@ -1,0 +1,406 @@
+"""Applies what a person decided of a case, after reading the present state again.
+
+    control: the intention (who, what, why) | judge by key | producer: void, raise, each a compare-and-set
+                                            | control: discards, requests, accepted epochs, the decision
+
+Crash points. After the intention: nothing was applied; the case is open and shows what somebody was about to do; deciding
+again replaces it. An error there leaves the case as it was before. Among the producer's writes: a stub that is already
+voided, or already allowed more, counts as applied when the decision is repeated, and withdraw.py keeps which were voided.
+After them: the same, and the last transaction makes up for what is missing. The last transaction is one: its effects and
+the word "decided" appear together. A decision that was applied whole and is repeated changes nothing. Two people at once:
+the intention is one row; only the one whose intention still stands may finish, the other is refused and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from backstop.cases.close import close_settled, settle
+from backstop.cases.intend import Decided, Intent, append_decision, intended, reach, record, refused, require_mine
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.control.speaker import people_for, require_may
+from backstop.decisions.actions import OPTIONS, actions_for, is_done, options_for, why_not, why_not_with
+from backstop.decisions.look import Case, show
+from backstop.decisions.propose import (
+    APPROVE,
+    REJECT,
+    Proposal,
+    approving,
+    lapse,
+    needs_second,
+    propose,
+    proposed,
+    reject,
+    was_approved,
+    was_proposed,
+)
+from backstop.decisions.split import open_rest, take_out
+from backstop.decisions.withdraw import settle_begun, withdraw
+from backstop.evidence.judge_by_key import Judge, Judged, Judgement, Promise
+from backstop.evidence.sources import Sources
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Counts, Key
+from backstop.requests.ask import Ask, ask, ramped_topics, route_for
+from backstop.sql.named import load
+from backstop.triage.decide.answer import answer
+
+_SQL = load("backstop.decisions", "queries.sql")
+_BATCH = 1_000
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What fits at this moment, collected over all batches."""
+
+    fits: list[tuple[Judged, Promise]] = field(default_factory=list)
+    done: list[tuple[str, str, str]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    verdicts: dict[Key, dict[str, str]] = field(default_factory=dict)
+
+
+def decide(
+    conn: Any, settings: Settings, connections: Connections, case_id: int, action: str, who: str, why: str,
+    options: Mapping[str, Any] | None = None,
+) -> Decided:  # fmt: skip
+    """Applies `action` to the case's open deliveries and commits.
+
+    What takes two people (`people.second_person`) is proposed, and applied when another decides to `approve` it; the case offers
+    nothing else until they do, or `reject`.
+
+    options: `more` (raise: sends beyond those handed out, 1), `message_ids` (only these), `once` (names the answer: the same
+    name is applied once), `shown` (`at`, `letter`: what the person saw; what came later is decided only where it is named); for
+    dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the case as it is now, or an
+    option does not belong to the action (actions.options_for); StoreUnavailable when the state could not be read again.
+    """
+    options = options or {}
+    lapse(conn, people_for(conn, settings).proposals_lapse_after, case_id, who.strip() or None)
+    case, _ = show(conn, case_id, members=0)
+    waits = proposed(conn, case_id)
+    if was_proposed(conn, case_id, options.get("once"), who):
+        return Decided(case_id, f"propose to {action}", Counts(), again=True)
+    if action in (APPROVE, REJECT):
+        return _answer_proposal(conn, settings, connections, case, waits, action, who, why, options)
+    _check(case, action, who, why, options)
+    require_may(conn, settings, who, action, case.topic)
+    if waits is not None:
+        raise refused(f"{waits} waits for a second person.", f"Approve or reject it first: backstop cases show {case_id}")
+    if needs_second(people_for(conn, settings), action, options) and case.actions:
+        if action == "edit" and options.get("content") is None:
+            raise refused("An edit without a new content is nothing to approve.", "Give the new content (--content-file FILE).")
+        propose(conn, case_id, action, who, why, options)
+        return Decided(case_id, f"propose to {action}", Counts(proposed=1))
+    return _apply(conn, settings, connections, case, action, who, why, options)
+
+
+def _answer_proposal(
+    conn: Any, settings: Settings, connections: Connections, case: Case, waits: Proposal | None, action: str, who: str, why: str,
+    options: Mapping[str, Any],
+) -> Decided:  # fmt: skip
+    """What was proposed, applied as it was proposed, or ended."""
+    shown = options.get("proposal", (options.get("shown") or {}).get("proposal"))
+    if action == APPROVE and shown is not None and waits is None and was_approved(conn, case.case_id, shown):
+        return Decided(case.case_id, APPROVE, Counts(), again=True)
+    if waits is None or (shown is not None and shown != waits.proposal_id):
+        raise refused(
+            f"What was proposed of case {case.case_id} is not waiting any more.", f"See: backstop cases show {case.case_id}"
+        )
+    if action == APPROVE and shown is None:
+        raise refused("Nothing says which proposal is approved.", f"Look at it, and name it: --proposal {waits.proposal_id}")
+    if not who.strip() or not why.strip():
+        raise refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
+    require_may(conn, settings, who, waits.action, case.topic)
+    if action == REJECT:
+        reject(conn, waits, who, why)
+        return Decided(case.case_id, f"reject to {waits.action}", Counts(rejected=1))
+    asked = {**waits.options, "once": f"proposal {waits.proposal_id}"}
+    if waits.content is not None:
+        asked["content"] = waits.content
+    both = f"{waits.who}, approved by {who}"
+    with approving(conn, people_for(conn, settings), waits, who):
+        return _apply(
+            conn, settings, connections, case, waits.action, both, waits.why, asked,
+            {"proposal": waits.proposal_id, "approved_by": who},
+        )  # fmt: skip
+
+
+def _apply(
+    conn: Any, settings: Settings, connections: Connections, case: Case, action: str, who: str, why: str,
+    options: Mapping[str, Any], proposal: Mapping[str, Any] | None = None,
+) -> Decided:  # fmt: skip
+    case_id = case.case_id
+    once = options.get("once")
+    # A name of an answer is its author's: another's entry with the same one is another answer.
+    applied = once is not None and any(
+        (entry.get("once"), entry.get("by")) == (once, who) for entry in case.evidence.get("decisions", ())
+    )
+    if applied or ((case.decision, case.decided_by, case.why) == (action, who, why) and case.state != "open"):
+        return Decided(case_id, action, Counts(), again=True)
+    if not case.actions:
+        raise refused(
+            f"Case {case_id} is already {case.state}" + (f": {case.decision} by {case.decided_by}." if case.decision else "."),
+            f"See what became of it: backstop cases show {case_id}",
+        )
+    shown_at = (options.get("shown") or {}).get("at")
+    intent = {"case_id": case_id, "action": action, "who": who, "why": why, "once": once, "shown_at": shown_at,
+              **(proposal or {})}  # fmt: skip
+    with intended(conn, intent):
+        if case.kind == "dead_letters":
+            return answer(conn, settings, connections, case, intent, options)
+        settle_begun(conn, settings, connections, intent)
+        if action == "drained":
+            return _state_drained(conn, settings, connections, case, intent, options.get("broker"))
+        if action in ("leave", "accept", "go_on", "give_up"):
+            return _decide_in_control(conn, settings, case, intent, options.get("message_ids"))
+        with Judge(settings, connections, conn) as judge:
+            plan, partial = _plan(conn, judge, settings, case, intent, options.get("message_ids"))
+            counts = _apply_in_producers(conn, judge, plan, intent, int(options.get("more", 1)))
+            return _finish(conn, judge.sources, intent, plan, counts, partial)
+
+
+def _check(case: Case, action: str, who: str, why: str, options: Mapping[str, Any]) -> None:
+    if action not in actions_for(case.kind):
+        raise refused(
+            f"A case of kind {case.kind} cannot be decided by {action!r}.",
+            f"Choose one of: {', '.join(actions_for(case.kind))}.",
+        )
+    if unfit := why_not_with(case.kind, action, options):
+        taken = [OPTIONS[name] for name in options_for(case.kind, action)]
+        raise refused(unfit, f"It takes {', '.join(taken) or 'none'}: leave the rest out, or choose another answer.")
+    if not who.strip() or not why.strip():
+        raise refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
+
+
+def _decide_in_control(conn: Any, settings: Settings, case: Case, intent: Intent, ids: Sequence[str] | None) -> Decided:
+    """`leave`, `accept`, `go_on`, `give_up`: one transaction in the control database is all there is."""
+    counts = Counts()
+    with conn, conn.cursor() as cur:
+        require_mine(cur, intent)
+        if intent["action"] == "leave":
+            return _leave(cur, case, intent, ids)
+        if intent["action"] == "accept":
+            cur.execute(_SQL["unaccepted_epochs"], intent)
+            for broker, topic, queue_id, epoch, told in cur.fetchall():
+                if not told:
+                    raise refused(
+                        f"Queue {queue_id} of {topic} began yet another life since this case was last seen.",
+                        "Let reconcile run once, then look at the case again.",
+                    )
+                cur.execute(_SQL["accept_epoch"], {"broker": broker, "topic": topic, "queue_id": queue_id, "epoch": epoch})
+                counts.add("accepted", cur.rowcount)
+        else:
+            counts += _move_batch(cur, intent, settings.groups_of(case.topic))
+        record(cur, intent, counts, [], whole=True)
+        return append_decision(cur, Decided(intent["case_id"], intent["action"], counts), intent)
+
+
+def _state_drained(
+    conn: Any, settings: Settings, connections: Connections, case: Case, intent: Intent, broker: str | None
+) -> Decided:
+    """The next run judges what went to that broker by time. Refused for one that is configured, because it can still be asked,
+    and for one to which no open copy went."""
+    own, known = settings.topics[case.topic].broker, set[str]()
+    with Sources(settings, connections) as sources:
+        for shard in settings.producers:
+            known |= {life.broker for life in sources.shard(shard).lives(case.topic) if life.broker is not None}
+    if broker is None or broker not in known - {own}:
+        others = ", ".join(sorted(known - {own})) or "none: no open message went to another"
+        raise refused(
+            f"Topic {case.topic} is at {own}, and has open copies at other brokers: {others}.",
+            "Name the one from which nothing will be delivered any more (--broker NAME).",
+        )
+    if broker in settings.brokers:
+        raise refused(
+            f"The broker {broker} is in backstop.yaml: its progress and its dead letters say what became of those copies.",
+            "Empty its dead-letter queues by triage, take it out of brokers, and answer again.",
+        )
+    counts = Counts()
+    with conn, conn.cursor() as cur:
+        require_mine(cur, intent)
+        cur.execute(_SQL["state_drained"], {**intent, "topic": case.topic, "broker": broker})
+        counts.add("drained", cur.rowcount)
+        record(cur, intent, counts, [], whole=True)
+        return append_decision(cur, Decided(case.case_id, intent["action"], counts), intent)
+
+
+def _leave(cur: Any, case: Case, intent: Intent, ids: Sequence[str] | None) -> Decided:
+    """The case is left whole; what the person did not see, or did not name, is a case of its own."""
+    if ids is not None:
+        _require_members(case, ids, _open_members(cur, intent))
+    rest = take_out(cur, case, intent["shown_at"], ids)
+    left_out = [member[2] for member in rest]
+    counts = Counts(left_out=len(rest)) if rest else Counts()
+    record(cur, intent, counts, left_out, whole=True)
+    if rest:
+        other = open_rest(cur, case, rest)
+        left_out = [f"{message_id}: it is in case {other} now" for message_id in left_out]
+    return append_decision(cur, Decided(case.case_id, "leave", counts, tuple(left_out)), intent)
+
+
+def _move_batch(cur: Any, intent: Intent, groups: Sequence[str]) -> Counts:
+    """A stopped batch goes on with a canary again, or ends and gives up what it had not sent."""
+    go_on = intent["action"] == "go_on"
+    cur.execute(_SQL["batch_goes_on" if go_on else "batch_given_up"], intent)
+    if cur.rowcount == 0:
+        raise refused(
+            f"The batch of case {intent['case_id']} is not stopped any more.",
+            f"See what became of it: backstop cases show {intent['case_id']}",
+        )
+    if go_on:
+        return Counts(batches_going_on=1)
+    cur.execute(_SQL["give_up_requests"], {**intent, "groups": list(groups)})
+    return Counts(given_up=cur.rowcount)
+
+
+def _open_members(cur: Any, intent: Intent) -> list[tuple[str, str, str, str, bool]]:
+    cur.execute(_SQL["open_members"], intent)
+    return list(cur.fetchall())
+
+
+def _require_members(case: Case, wanted: Sequence[str] | None, members: Iterable[tuple[str, str, str, str, bool]]) -> None:
+    if unknown := sorted(set(wanted or ()) - {m[2] for m in members}):
+        raise refused(
+            f"Not among the open deliveries of case {case.case_id}: {', '.join(unknown[:5])}.",
+            f"See its members: backstop cases show {case.case_id}",
+        )
+
+
+def _plan(
+    conn: Any, judge: Judge, settings: Settings, case: Case, intent: Intent, wanted: Sequence[str] | None
+) -> tuple[_Plan, bool]:
+    """What fits now, and whether only some of the case's deliveries were asked about."""
+    action = intent["action"]
+    with conn, conn.cursor() as cur:
+        members = _open_members(cur, intent)
+    _require_members(case, wanted, members)
+    # What came after the person saw the case is only decided where they named it.
+    chosen = [m[:4] for m in members if (not m[4] if wanted is None else m[2] in set(wanted))]
+    if action == "resend" and settings.topics[case.topic].mode != "repair":
+        raise refused(
+            f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
+            "Set its mode to repair in backstop.yaml, or decide otherwise.",
+        )
+    late = [] if wanted is not None else [f"{m[2]}: it came after the question" for m in members if m[4]]
+    plan, rest = _Plan(left_out=late), iter(chosen)
+    while batch := list(islice(rest, _BATCH)):
+        seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
+        if seen.unreachable:
+            raise StoreUnavailable(
+                f"The present state could not be read: {', '.join(sorted(seen.unreachable))} did not answer.",
+                kept="Nothing was applied; the case is as it was.",
+                next_step="Bring it back, then decide again.",
+            )
+        _plan_batch(plan, settings, action, batch, seen)
+    if not plan.fits and not plan.done:
+        raise refused(
+            f"The decision to {action} does not fit case {case.case_id} as it is now: {_first(plan.left_out)}",
+            f"Look again (backstop cases show {case.case_id}) and decide by the present state.",
+        )
+    return plan, len(chosen) < len(members)
+
+
+def _plan_batch(
+    plan: _Plan, settings: Settings, action: str, batch: Sequence[tuple[str, str, str, str]], seen: Judgement
+) -> None:
+    by_key: dict[Key, list[Judged]] = {}
+    for judged in seen.judged:
+        by_key.setdefault(judged.key, []).append(judged)
+        plan.verdicts.setdefault(judged.key, {})[judged.consumer_group] = str(judged.verdict)
+    for _, topic, message_id, group in batch:
+        key = Key(topic, message_id)
+        mine = [judged for judged in by_key.get(key, ()) if group in ("*", judged.consumer_group)]
+        if not mine:
+            plan.left_out.append(f"{message_id}: no shard has its stub, or {group} does not owe it")
+        elif len(seen.shards_of[key]) > 1:
+            plan.left_out.append(f"{message_id}: it is on more than one shard; fix that first")
+        elif all(is_done(judged) for judged in mine):
+            plan.done.append((topic, message_id, group))
+        else:
+            stub = seen.stubs[key]
+            for judged in (judged for judged in mine if not is_done(judged)):
+                policy = settings.policy_for(topic, judged.consumer_group)
+                if reason := why_not(action, judged, stub, policy, seen.as_of):
+                    plan.left_out.append(f"{message_id} for {judged.consumer_group}: {reason}")
+                else:
+                    plan.fits.append((judged, stub))
+
+
+def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, more: int) -> Counts:
+    """`void` and `raise`, message by message; each is done at most once however often it is repeated."""
+    counts, stubs = Counts(), {stub.key: stub for _, stub in plan.fits}
+    if stubs and intent["action"] in ("void", "raise"):
+        reach(conn, intent)
+    if intent["action"] == "void":
+        applied = withdraw(conn, judge.sources, intent, [(stub.shard, key) for key, stub in stubs.items()])
+        name, says = "voided", "an attempt to send it is under way, or it was just confirmed"
+    elif intent["action"] == "raise":
+        applied = {key for key, stub in stubs.items() if _raise(judge, stub, stub.send_count + max(more, 1))}
+        name, says = "raised", "it was just confirmed or withdrawn"
+    else:
+        return counts
+    counts.add(name, len(applied))
+    plan.left_out += [f"{key.message_id}: {says}" for key in stubs if key not in applied]
+    plan.fits = [(judged, stub) for judged, stub in plan.fits if stub.key in applied]
+    return counts
+
+
+def _raise(judge: Judge, promise: Promise, sends: int) -> bool:
+    """Whether it may be sent that often now, by this decision or already."""
+    return judge.sources.shard(promise.shard).raise_max_sends(promise.key, sends) or _allows(judge, promise, sends)
+
+
+def _allows(judge: Judge, promise: Promise, sends: int) -> bool:
+    now = judge.sources.shard(promise.shard).stubs([promise.key]).get(promise.key)
+    return now is not None and (now.max_sends or 0) >= sends
+
+
+def _finish(conn: Any, sources: Sources, intent: Intent, plan: _Plan, counts: Counts, partial: bool) -> Decided:
+    """The last transaction: what belongs to the control database, and the decision itself."""
+    action, case_id = intent["action"], intent["case_id"]
+    settled = list(plan.done)
+    with conn, conn.cursor() as cur:
+        require_mine(cur, intent)
+        if action == "discard":
+            given_up = [(j.topic, j.message_id, j.consumer_group) for j, _ in plan.fits]
+            cur.execute(_SQL["discard"], {
+                **intent, "topics": [d[0] for d in given_up], "ids": [d[1] for d in given_up],
+                "groups": [d[2] for d in given_up],
+            })  # fmt: skip
+            counts.add("discarded", cur.rowcount)
+            settled += given_up
+        elif action == "resend":
+            asks = [_ask(sources, case_id, judged, plan.verdicts[judged.key]) for judged, _ in plan.fits]
+            counts += ask(cur, asks, None, ramped_topics(sources.settings))
+        elif action == "void":
+            settled += [(key.topic, key.message_id, group) for key in {s.key for _, s in plan.fits}
+                        for group in ("*", *plan.verdicts[key])]  # fmt: skip
+        if settled:
+            settle(cur, settled)
+        for name, number in (("already_done", len(plan.done)), ("left_out", len(plan.left_out))):
+            if number:
+                counts.add(name, number)
+        record(cur, intent, counts, plan.left_out, whole=not (plan.left_out or partial))
+        close_settled(cur)
+        return append_decision(cur, Decided(case_id, action, counts, tuple(plan.left_out)), intent)
+
+
+def _ask(sources: Sources, case_id: int, judged: Judged, verdicts: Mapping[str, str]) -> Ask:
+    wanted = frozenset({judged.consumer_group})
+    return Ask(
+        shard=judged.shard, topic=judged.topic, message_id=judged.message_id, send_number=judged.send_count + 1,
+        groups=(judged.consumer_group,), reason=judged.reason, requested_by=f"case {case_id}",
+        # Without another way the copy goes to the topic: that is what the person decided.
+        route=route_for(sources, judged.topic, wanted, verdicts) or "topic",
+    )  # fmt: skip
+
+
+def _first(sentences: Sequence[str]) -> str:
+    if not sentences:
+        return "none of its deliveries is open any more."
+    rest = f" (and {len(sentences) - 3} more)" if len(sentences) > 3 else ""
+    return "; ".join(sentences[:3]) + rest + "."
+
+

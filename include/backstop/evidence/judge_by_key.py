@@ -1,0 +1,288 @@
+"""Judges a few messages by key, now and on the primaries: at the claim of a resend, for a person, and for open cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.evidence.owed_since import read_owed_since
+from backstop.evidence.read import look_after_logs, look_at_groups, look_at_shards
+from backstop.evidence.read_logs import read_logs
+from backstop.evidence.sources import Sources
+from backstop.evidence.start_offsets import read_start_offsets
+from backstop.model.errors import Unavailable
+from backstop.model.records import Key, Verdict
+from backstop.sql.named import load
+from backstop.stores.protocol import STUB_COLUMNS
+from backstop.verdicts import frames
+from backstop.verdicts.evaluate import Engine, table
+from backstop.verdicts.frames import Row, instant, micros
+
+_SQL = load("backstop.evidence", "queries.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One delivery's verdict at an instant, and what it rests on (ids, offsets and instants; never a payload)."""
+
+    shard: str
+    topic: str
+    message_id: str
+    consumer_group: str
+    status: str
+    send_count: int
+    refusals: int
+    max_sends: int
+    verdict: Verdict
+    reason: str
+    eligible: bool
+    case_kind: str | None
+    next_look_at: datetime | None
+    evidence: Row
+
+    @property
+    def key(self) -> Key:
+        return Key(self.topic, self.message_id)
+
+
+class Told(NamedTuple):
+    """What a decision needs of one delivery's verdict."""
+
+    consumer_group: str
+    verdict: Verdict
+    reason: str
+    eligible: bool
+    next_look_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a judgement saw of a stub."""
+
+    shard: str
+    key: Key
+    status: str
+    send_count: int
+    refusals: int
+    max_sends: int | None
+    created_at: datetime
+    replay_from: datetime
+    """The instant from which replay_horizon counts."""
+
+
+class Judgement:
+    """What a look by key found. The tables are Arrow's, by the relations of `frames`; everything else is read from them.
+
+    `unreachable` says what did not answer: what it would have told is unknown, and the verdicts say so.
+    """
+
+    def __init__(
+        self, as_of: datetime, stub_table: pa.Table, judged_table: pa.Table, outcome_table: pa.Table,
+        unreachable: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self.as_of, self.unreachable = as_of, dict(unreachable)
+        self.stub_table, self.judged_table, self.outcome_table = stub_table, judged_table, outcome_table
+
+    @cached_property
+    def judged(self) -> list[Judged]:
+        """One for each delivery owed; messages that no shard has, or of topics without policy, are absent."""
+        return [_judged(row) for row in self.judged_table.to_pylist()]
+
+    @cached_property
+    def told(self) -> dict[tuple[str, str], tuple[Told, ...]]:
+        """The verdicts of each message's deliveries, by key, without what they rest on: the quick way through a batch."""
+        names = ("topic", "message_id", "consumer_group", "verdict", "reason", "eligible", "next_look_at")
+        columns = (self.judged_table.column(name).to_pylist() for name in names)
+        # Most deliveries of a batch are told the same: one record for each thing told.
+        same: dict[tuple[Any, ...], Told] = {}
+        by_key: dict[tuple[str, str], tuple[Told, ...]] = {}
+        for topic, message_id, *what in zip(*columns, strict=True):
+            said = tuple(what)
+            if said not in same:
+                group, verdict, reason, eligible, next_look_at = said
+                same[said] = Told(group, Verdict(verdict), reason, eligible, instant(next_look_at))
+            by_key[topic, message_id] = (*by_key.get((topic, message_id), ()), same[said])
+        return by_key
+
+    @cached_property
+    def replay_from(self) -> dict[tuple[str, str], datetime]:
+        """The instant from which replay_horizon counts, by key; of a message on several shards the first one's stub."""
+        found: dict[tuple[str, str], datetime] = {}
+        names = ("topic", "message_id", "created_at", "deliver_at")
+        columns = (self.stub_table.column(name).to_pylist() for name in names)
+        for topic, message_id, created, deliver in zip(*columns, strict=True):
+            at = instant(created if deliver is None else max(created, deliver))
+            assert at is not None  # the column is NOT NULL, and a stub without it is quarantined
+            found.setdefault((topic, message_id), at)
+        return found
+
+    @cached_property
+    def never_sent(self) -> set[tuple[str, str]]:
+        """The messages of which no copy can be in a broker: no number was handed out, or the broker refused each."""
+        columns = (self.stub_table.column(name).to_pylist() for name in ("topic", "message_id", "send_count", "refusals"))
+        return {(topic, message_id) for topic, message_id, sends, refusals in zip(*columns, strict=True) if sends <= refusals}
+
+    @cached_property
+    def stubs(self) -> dict[Key, Promise]:
+        """Each message's promise; of a message on several shards the first one's, which was judged."""
+        found: dict[Key, Promise] = {}
+        for row in self.stub_table.to_pylist():
+            key = Key(row["topic"], row["message_id"])
+            created_at = instant(row["created_at"])
+            assert created_at is not None  # the column is NOT NULL, and a stub without it is quarantined
+            found.setdefault(key, Promise(
+                row["shard"], key, row["status"], row["send_count"], row["refusals"], row["max_sends"], created_at,
+                self.replay_from[row["topic"], row["message_id"]],
+            ))  # fmt: skip
+        return found
+
+    @cached_property
+    def shards_of(self) -> dict[tuple[str, str], list[str]]:
+        """Every shard that has the message, by key: more than one breaks the contract."""
+        shards: dict[tuple[str, str], list[str]] = {}
+        columns = (self.stub_table.column(name).to_pylist() for name in ("topic", "message_id", "shard"))
+        for topic, message_id, shard in zip(*columns, strict=True):
+            shards.setdefault((topic, message_id), []).append(shard)
+        return shards
+
+    @cached_property
+    def outcomes(self) -> list[Row]:
+        """Rows of outcome.sql, one for each stub."""
+        rows: list[Row] = self.outcome_table.to_pylist()
+        return rows
+
+
+class Judge:
+    """Holds the stores and brokers open; `control` is a connection to the control database, left without a transaction."""
+
+    def __init__(self, settings: Settings, connections: Connections, control: Any) -> None:
+        self.settings, self._control = settings, control
+        self.sources = Sources(settings, connections)
+        self._engine = Engine()
+
+    def judge(self, keys: Sequence[Key]) -> list[Judged]:
+        """One `Judged` for each delivery owed; messages that no shard has, or of topics without policy, are absent."""
+        return self.judgement(keys).judged
+
+    def judgement(self, keys: Sequence[Key]) -> Judgement:
+        """Reads everything in the safe order and evaluates the rule once."""
+        self.sources.unreachable.clear()
+        with self._control, self._control.cursor() as cursor:
+            cursor.execute(_SQL["control_clock"])
+            as_of: datetime = cursor.fetchone()[0]
+            stubs, attempts, shards, without_attempts = self._read_stubs(keys)
+            once = _first_of_each(stubs)
+            topics = set(once.column("topic").to_pylist())
+            looks = look_at_groups(self.sources, cursor, as_of, topics, _went_to(once, attempts))
+            look_at_shards(looks, self.sources, cursor, shards, without_attempts)
+            policy = table(frames.POLICY, frames.policy_rows(
+                self.settings, read_owed_since(cursor, self.settings, topics), topics
+            ))  # fmt: skip
+            owed = self._engine.run("deliveries", {
+                "stub": once, "policy": policy, "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(self.settings)),
+                "start_offset": table(frames.START_OFFSET, read_start_offsets(cursor, self.settings, topics)),
+            })  # fmt: skip
+            logs, answered = read_logs(self.sources, owed, set())
+            delivery = self._engine.run("delivery", {"owed": owed, "found_log": logs, "answered": answered})
+            look_after_logs(looks, self.sources, cursor, once.column("message_id").to_pylist())
+            cursor.execute(_SQL["decisions"], {
+                "topics": once.column("topic").to_pylist(), "ids": once.column("message_id").to_pylist(),
+            })  # fmt: skip
+            decisions = [dict(zip(frames.DECISION, row, strict=True)) for row in cursor.fetchall()]
+        at = table(frames.INSTANT, [{"as_of": micros(as_of)}])
+        judged = self._engine.run("verdict", {
+            "instant": at, "delivery": delivery, "attempt": attempts, "policy": policy,
+            "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
+            "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
+            "progress": table(frames.PROGRESS, looks.progress_rows()), "waiting": table(frames.WAITING, looks.waiting_rows()),
+            "dead_letter": looks.dead.table(), "decision": table(frames.DECISION, decisions),
+        })  # fmt: skip
+        outcomes = self._engine.run("outcome", {
+            "instant": at, "stub": once, "judged": judged,
+            "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(self.settings)),
+        })  # fmt: skip
+        owed_by = set(zip(*(owed.column(name).to_pylist() for name in ("topic", "consumer_group")), strict=True))
+        needed = {subject for topic, group, subject in looks.unread if (topic, group) in owed_by}
+        for _, _, subject in looks.unread:
+            if subject not in needed:
+                self.sources.unreachable.pop(subject, None)  # nothing here waits for a group that owes none of these messages
+        return Judgement(as_of, stubs, judged, outcomes, self.sources.unreachable)
+
+    def _read_stubs(self, keys: Sequence[Key]) -> tuple[pa.Table, pa.Table, list[str], list[str]]:
+        """Stubs, attempts, the shards that answered, and those of them that did not give their attempts. Every shard is asked,
+        because one id on two shards is a broken contract that must not be resent."""
+        stubs = [table(STUB_COLUMNS, [])]
+        attempts = [table(frames.ATTEMPT, [])]
+        read: list[str] = []
+        without_attempts: list[str] = []
+        known = [key for key in dict.fromkeys(keys) if key.topic in self.settings.topics]
+        for name in self.settings.producers:
+            try:
+                found = self.sources.shard(name).stub_table(known)
+            except Unavailable as error:
+                self.sources.missed(f"shard {name}", error)
+                continue
+            stubs.append(found)
+            read.append(name)
+            again = [
+                Key(topic, message_id)
+                for topic, message_id, sends, to_all in zip(
+                    *(found.column(column).to_pylist() for column in ("topic", "message_id", "send_count", "first_to_all")),
+                    strict=True,
+                )
+                if sends > 1 or not to_all
+            ]
+            try:
+                if again:
+                    attempts.append(self.sources.shard(name).attempt_table(again))
+            except Unavailable as error:
+                self.sources.missed(f"shard {name}", error)
+                without_attempts.append(name)
+        return pa.concat_tables(stubs).combine_chunks(), pa.concat_tables(attempts), read, without_attempts
+
+    def __enter__(self) -> Self:
+        self.sources.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._engine.close()
+        self.sources.__exit__(kind, error, trace)
+
+
+def _went_to(*copies: pa.Table) -> set[tuple[str, str]]:
+    """(topic, broker) of these stubs and attempts, where the broker was recorded."""
+    return {
+        (topic, broker)
+        for rows in copies
+        for topic, broker in zip(rows.column("topic").to_pylist(), rows.column("broker").to_pylist(), strict=True)
+        if broker is not None
+    }
+
+
+def _first_of_each(stubs: pa.Table) -> pa.Table:
+    """Each message once, numbered; the first shard's promise where several have it."""
+    keys = list(zip(stubs.column("topic").to_pylist(), stubs.column("message_id").to_pylist(), strict=True))
+    if len(set(keys)) < len(keys):
+        places = {key: place for place, key in reversed(list(enumerate(keys)))}
+        stubs = stubs.take(sorted(places.values()))
+    return stubs.add_column(0, "stub_id", pa.array(range(stubs.num_rows), pa.int64()))
+
+
+def _judged(row: dict[str, Any]) -> Judged:
+    return Judged(
+        shard=row["shard"], topic=row["topic"], message_id=row["message_id"],
+        consumer_group=row["consumer_group"], status=row["status"], send_count=row["send_count"],
+        refusals=row["refusals"], max_sends=row["budget"], verdict=Verdict(row["verdict"]),
+        reason=row["reason"], eligible=row["eligible"], case_kind=row["case_kind"],
+        next_look_at=instant(row["next_look_at"]), evidence={name: row[name] for name in frames.EVIDENCE},
+    )  # fmt: skip

@@ -1,0 +1,398 @@
+"""Reads the evidence that is not a row of a stub or a log from brokers and stores, in the order that makes it safe.
+
+Progress is read before the queues' offsets, and both before any log; the dead letters last (`look_after_logs`, which the
+caller calls after the logs). Whatever arrives in between can only turn a verdict towards waiting or CONFIRMED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from backstop.brokers.protocol import Broker, GroupPosition, Places, ProgressMeans, QueueState, Retries
+from backstop.evidence.evidence import DeadLetters, GroupLook, Looks, QueueLook
+from backstop.evidence.require_servers import require_servers
+from backstop.evidence.settle import Progress, cut, present_epoch, settle
+from backstop.evidence.sources import Sources
+from backstop.model.errors import Unavailable
+from backstop.sql.named import load
+from backstop.stores.protocol import Life
+
+_SQL = load("backstop.evidence", "queries.sql")
+_PAGE = 10_000
+_NO_OFFSET = -1
+"""The next offset of a queue that is gone: below every other, so that what comes after is another life."""
+
+
+class _HasClock(Protocol):
+    def clock(self) -> datetime: ...
+
+
+class Clocks:
+    """Compares other servers' clocks with the control database's, from which `as_of` comes."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def within(self, other: _HasClock, allowed: timedelta) -> bool:
+        """Is the other clock certainly within `allowed`? The time of the question counts against it."""
+        best: timedelta | None = None
+        for _ in range(3):
+            before = self._control()
+            theirs = other.clock()
+            after = self._control()
+            # Theirs was read somewhere between the two: the farther end is the honest bound.
+            bound = max(abs(theirs - before), abs(after - theirs))
+            best = bound if best is None else min(best, bound)
+            if best <= allowed:
+                return True
+        return False
+
+    def _control(self) -> datetime:
+        self._cursor.execute(_SQL["control_clock"])
+        return self._cursor.fetchone()[0]  # type: ignore[no-any-return]
+
+
+def look_at_groups(
+    sources: Sources, cursor: Any, as_of: datetime, topics: Iterable[str], went_to: Iterable[tuple[str, str]] = (), *,
+    to_judge: bool = True,
+) -> Looks:  # fmt: skip
+    """Clocks, progress, then offsets and retry depth of these topics; call it after the stubs and attempts were read.
+
+    `went_to`: (topic, broker) of the copies, which are judged by their own broker as long as that one is configured. A broker or
+    store that does not answer leaves its part unknown (and `sources.unreachable` says so). What is unread of one group is unknown
+    of that group alone. `to_judge`: else how far the groups are is all that is wanted, and what waits in retries is not read.
+    """
+    settings = sources.settings
+    looks = Looks(as_of, to_judge)
+    cursor.execute(_SQL["drained"], {"topics": sorted(topics)})
+    looks.drained.update(cursor.fetchall())
+    _look(looks, sources, cursor, {topic: settings.topics[topic].broker for topic in sorted(topics)})
+    elsewhere: dict[str, dict[str, str]] = {}
+    for topic, name in sorted(set(went_to)):
+        if topic not in settings.topics or name == settings.topics[topic].broker:
+            continue
+        if name in settings.brokers:
+            elsewhere.setdefault(name, {})[topic] = name
+        else:
+            looks.removed.add((topic, name))
+    for there in elsewhere.values():
+        looks.others.append(Looks(as_of, to_judge))
+        _look(looks.others[-1], sources, cursor, there)
+    return looks
+
+
+def _look(looks: Looks, sources: Sources, cursor: Any, brokers: Mapping[str, str]) -> None:
+    """The look at each topic at one broker; `brokers`: by topic."""
+    clocks = Clocks(cursor)
+    for topic, name in brokers.items():
+        settings = sources.settings.topics[topic]
+        for group in settings.groups:
+            looks.groups[topic, group] = GroupLook(topic, group, name)
+        try:
+            _look_at_topic(looks, sources, clocks, cursor, topic, name)
+        except Unavailable as error:
+            sources.missed(f"broker {name}", error)
+    _look_at_log_stores(looks, sources, clocks)
+
+
+def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, topic: str, name: str) -> None:
+    """Progress, queues, retry depth, in this order; what a broker does not say of one group is noted as that group's."""
+    settings = sources.settings.topics[topic]
+    broker = sources.broker(name)
+    kind = sources.settings.brokers[name].kind
+    looks.servers[name, kind, topic] = broker.servers(topic)
+    require_servers(cursor, name, kind, topic, looks.servers[name, kind, topic])
+    live: dict[str, dict[int, GroupPosition]] = {}
+    retry: dict[str, Retries] = {}
+    unread: dict[str, Unavailable] = {}
+    for group in settings.groups:
+        try:
+            live[group] = _position(broker, sources, topic, group)
+        except Unavailable as error:
+            broker.clock()  # raises when the broker itself is away: each further question would wait for its time-out
+            unread[group] = error
+    queues, gone = _queues(broker, sources, cursor, name, topic, looks)
+    for group in live:
+        try:
+            retry[group] = (
+                _retries(broker, sources, cursor, looks.as_of, name, topic, group) if looks.to_judge else Retries(0, None, {})
+            )
+        except Unavailable as error:
+            unread[group] = error
+    broker_clock = clocks.within(broker, sources.settings.policy_for(topic).max_clock_skew)
+    looks.queues[topic], looks.gone[topic] = queues, gone
+    for group in retry:
+        seen = retry[group]
+        look = replace(
+            looks.groups[topic, group], progress_read=True, retry_pending=seen.count, waiting=seen.ids,
+            retry_places=seen.places,
+        )  # fmt: skip
+        try:
+            look = _with_progress(look, broker, sources, cursor, looks.as_of, queues, live[group], seen.but_for_them)
+        except Unavailable as error:
+            unread[group] = error
+            continue
+        looks.groups[topic, group] = replace(look, clock_good=broker_clock)
+    for group, failure in unread.items():
+        # The broker answered for the topic: it is this group that it does not know, or cannot report on.
+        subject = f"group {group} of topic {topic} in broker {name}"
+        looks.unread.add((topic, group, subject))
+        sources.missed(subject, failure)
+        looks.groups[topic, group] = replace(looks.groups[topic, group], clock_good=broker_clock)
+
+
+def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[int, GroupPosition]:
+    if sources.settings.groups[group].progress == "logged":
+        return {}  # derived from the logs, after the queues are known
+    return {position.queue_id: position for position in broker.progress(topic, group)}
+
+
+def _retries(
+    broker: Broker, sources: Sources, cursor: Any, as_of: datetime, name: str, topic: str, group: str
+) -> Retries:
+    """What waits for another delivery. Listed from where the group was a settle grace ago: what it took from its retry queue
+    since then may come again."""
+    if not broker.capabilities.lists_retries:
+        return Retries(broker.retry_pending(topic, group), None, {})
+    grace = _grace(broker, sources, topic, group)
+    since: Places | None = None
+    if grace > timedelta(0):
+        cursor.execute(_SQL["retry_place"], {"group": group, "broker": name, "topic": topic, "until": as_of - grace})
+        since = next((row[0] for row in cursor.fetchall()), {})
+    return broker.list_retries(topic, group, since)
+
+
+def _grace(broker: Broker, sources: Sources, topic: str, group: str) -> timedelta:
+    """How old recorded progress must be to be settled, by what it counts."""
+    policy = sources.settings.policy_for(topic, group)
+    declared = ProgressMeans(sources.settings.groups[group].progress)
+    if declared is ProgressMeans.LOGGED:
+        return policy.consume_timeout
+    # A group may call its progress acknowledged only where the broker's means that much.
+    exact = declared is broker.capabilities.progress_means is ProgressMeans.ACKNOWLEDGED
+    return timedelta(0) if exact else policy.redelivery_horizon
+
+
+def _queues(
+    broker: Broker, sources: Sources, cursor: Any, name: str, topic: str, looks: Looks
+) -> tuple[dict[int, QueueLook], dict[int, QueueLook]]:
+    """The queues that there are, and those of earlier looks that are gone."""
+    cursor.execute(_SQL["present_epochs"], {"broker": name, "topic": topic})
+    stored = {row[0]: row[1:] for row in cursor.fetchall()}
+    queues: dict[int, QueueLook] = {}
+    states = broker.queues(topic)
+    first = {state.queue_id: state.epoch for state in states if state.queue_id not in stored}
+    accepted_first = _first_lives(sources, name, topic, first, looks.drained) if first else {}
+    for state in states:
+        unseen = (None, accepted_first.get(state.queue_id, False), None, None)
+        epoch, accepted, next_offset, read_at = stored.get(state.queue_id, unseen)
+        label, same = present_epoch(state.epoch, state.next_offset, epoch, next_offset)
+        # A later life needs a person's consent.
+        queues[state.queue_id] = (
+            QueueLook(state, label, bool(accepted), next_offset, read_at)
+            if same
+            else QueueLook(state, label, False, None, None)
+        )
+    gone: dict[int, QueueLook] = {}
+    for queue_id in set(stored) - set(queues):
+        epoch, accepted, next_offset, read_at = stored[queue_id]
+        label, same = present_epoch(epoch.partition("~")[0], _NO_OFFSET, epoch, next_offset)
+        state = QueueState(queue_id, epoch, None, _NO_OFFSET, looks.as_of)
+        gone[queue_id] = QueueLook(state, label, accepted and same, None, None)
+    return queues, gone
+
+
+def _first_lives(
+    sources: Sources, name: str, topic: str, seen: Mapping[int, str], drained: Collection[tuple[str, str]]
+) -> dict[int, bool]:
+    """Which queues that were never seen before may be taken for the first life of theirs: those of which no open message has a
+    copy in another life or at another broker. Perhaps the topic moved, or the control database is new. A shard
+    that does not answer may have such a message."""
+    known: set[Life] = set()
+    for shard in sources.settings.producers:
+        try:
+            known |= {life for life in sources.shard(shard).lives(topic) if (topic, life.broker) not in drained}
+        except Unavailable as error:
+            sources.missed(f"shard {shard}", error)
+            return dict.fromkeys(seen, False)
+    # Of a copy that was not acknowledged only the broker is known: it may be in any of that one's queues.
+    if any(life.queue_id is None and life.broker not in (None, name) for life in known):
+        return dict.fromkeys(seen, False)
+    other = {
+        queue_id for broker, queue_id, epoch in known
+        if queue_id is not None and (
+            epoch not in (None, seen.get(queue_id)) or (broker is not None and broker not in sources.settings.brokers)
+        )
+    }  # fmt: skip
+    return {queue_id: queue_id not in other for queue_id in seen}
+
+
+def _with_progress(
+    look: GroupLook,
+    broker: Broker,
+    sources: Sources,
+    cursor: Any,
+    as_of: datetime,
+    queues: Mapping[int, QueueLook],
+    positions: Mapping[int, GroupPosition],
+    but_for_waiting: Sequence[GroupPosition] | None,
+) -> GroupLook:
+    where = {"group": look.group, "broker": look.broker, "topic": look.topic}
+    policy = sources.settings.policy_for(look.topic, look.group)
+    declared = ProgressMeans(sources.settings.groups[look.group].progress)
+    if declared is ProgressMeans.LOGGED:
+        live = _logged(look, broker, sources, cursor, queues)
+    else:
+        live = _in_present_life(positions.values(), queues)
+    grace = _grace(broker, sources, look.topic, look.group)
+    cursor.execute(_SQL["control_clock"])
+    read_at: datetime = cursor.fetchone()[0]
+    # What waits in a retry queue is passed in the topic's own. Where it is known by id, it holds back nothing but itself; else
+    # it holds back what is settled until that queue is empty.
+    unlisted = look.retry_pending or 0 if look.waiting is None else 0
+    if grace == timedelta(0) and not unlisted:
+        settled = live if but_for_waiting is None else _in_present_life(but_for_waiting, queues)
+    else:
+        cursor.execute(_SQL["retry_last_empty"], where)
+        until = cut(as_of, grace, unlisted, cursor.fetchone()[0])
+        cursor.execute(_SQL["settled_progress"], {**where, "until": until})
+        settled = settle(live, {row[0]: Progress(*row[1:]) for row in cursor.fetchall()})
+    cursor.execute(_SQL["rate_since"], {**where, "since": as_of - policy.queue_delay_cap})
+    rates: dict[int, float] = {}
+    for queue_id, epoch, offset, at in cursor.fetchall():
+        now = live.get(queue_id)
+        seconds = (read_at - at).total_seconds()
+        if now is not None and now.epoch == epoch and seconds > 0 and now.next_offset > offset:
+            rates[queue_id] = (now.next_offset - offset) / seconds
+    return replace(look, read_at=read_at, live=live, settled=settled, rates=rates)
+
+
+def _in_present_life(positions: Iterable[GroupPosition], queues: Mapping[int, QueueLook]) -> dict[int, Progress]:
+    return {
+        position.queue_id: Progress(queues[position.queue_id].epoch, position.next_offset, position.passed_until)
+        for position in positions
+        if position.queue_id in queues and queues[position.queue_id].epoch.partition("~")[0] == position.epoch
+    }
+
+
+def _logged(
+    look: GroupLook, broker: Broker, sources: Sources, cursor: Any, queues: Mapping[int, QueueLook]
+) -> dict[int, Progress]:
+    """The highest logged offset plus one, kept as a maximum for each epoch."""
+    try:
+        logged = sources.logs_of(look.group).highest_logged(look.group, look.topic)
+    except Unavailable as error:
+        sources.missed(f"store {sources.settings.groups[look.group].store}", error)
+        return {}
+    cursor.execute(_SQL["stored_progress"], {"group": look.group, "broker": look.broker, "topic": look.topic})
+    stored = {(row[0], row[1]): row[2] for row in cursor.fetchall()}
+    offsets: dict[int, int] = {}
+    for queue_id, queue in queues.items():
+        if "~" in queue.epoch:
+            continue  # logs of two lives carry one epoch here: their maximum says nothing
+        first = queue.state.next_offset if queue.state.next_offset == (queue.state.first_offset or 0) == 0 else 0
+        here = logged.get((queue_id, queue.epoch))
+        logged_to = max(first, stored.get((queue_id, queue.epoch), 0), -1 if here is None else here + 1)
+        # Nobody has passed what was not stored yet, whatever offset a row holds.
+        offsets[queue_id] = min(logged_to, queue.state.next_offset)
+    times = broker.passed_until(look.topic, offsets)
+    return {q: Progress(queues[q].epoch, offset, times[q]) for q, offset in offsets.items()}
+
+
+def _look_at_log_stores(looks: Looks, sources: Sources, clocks: Clocks) -> None:
+    good: dict[str, bool] = {}
+    for (topic, group), look in looks.groups.items():
+        store = sources.settings.groups[group].store
+        try:
+            logs = sources.logs_of(group)
+            if store not in good:
+                good[store] = clocks.within(logs, sources.settings.policy_for(topic, group).max_clock_skew)
+            looks.groups[topic, group] = replace(look, clock_good=look.clock_good and good[store])
+        except Unavailable as error:
+            sources.missed(f"store {store}", error)
+            looks.groups[topic, group] = replace(look, clock_good=False)
+
+
+def look_at_shards(
+    looks: Looks, sources: Sources, cursor: Any, shards: Iterable[str], without_attempts: Collection[str] = ()
+) -> None:
+    """Adds each shard's clock. `without_attempts`: those whose stubs were read and whose attempts were not."""
+    clocks = Clocks(cursor)
+    allowed = min(sources.settings.policy_for(topic).max_clock_skew for topic in sources.settings.topics)
+    for shard in shards:
+        try:
+            is_good = clocks.within(sources.shard(shard), allowed)
+        except Unavailable as error:
+            sources.missed(f"shard {shard}", error)
+            is_good = False
+        looks.shards[shard] = (is_good, shard not in without_attempts)
+
+
+def look_after_logs(looks: Looks, sources: Sources, cursor: Any, ids: Sequence[str] | None = None) -> None:
+    """Each group's log floor, and its dead letters to the end they have now; call it after the logs were read. `ids`: of
+    these messages alone, where that is cheaper; null: of all.
+
+    The floor comes last because a purge raises it before it deletes: a log that was gone when we asked for it is then
+    below the floor we read. The broker's queue comes before the letters that were drained: the drain stores a letter before
+    it takes it from the queue, so that one which moves meanwhile is seen once at least.
+    """
+    looks.dead = DeadLetters({topic for topic, _ in looks.groups}, ids)
+    for one in (looks, *looks.others):
+        one.dead = looks.dead
+        _look_at_floors_and_dead_letters(one, sources, ids)
+    _look_at_stored_letters(looks, cursor, ids)
+
+
+def _look_at_floors_and_dead_letters(looks: Looks, sources: Sources, ids: Sequence[str] | None) -> None:
+    read: dict[tuple[str, str], bool] = {}
+    for (topic, group), look in looks.groups.items():
+        name, store = look.broker, sources.settings.groups[group].store
+        try:
+            look = replace(look, log_floor=sources.logs_of(group).floor(group))
+        except Unavailable as error:
+            sources.missed(f"store {store}", error)
+        if (name, group) not in read:
+            read[name, group] = _look_at_dead_letters(looks, sources, name, group, ids)
+        looks.groups[topic, group] = replace(look, dead_letters_read=read[name, group])
+
+
+def _look_at_stored_letters(looks: Looks, cursor: Any, ids: Sequence[str] | None) -> None:
+    """Letters that were drained and are not decided; one that lost its topic may be of any topic its group takes."""
+    values = {"topics": sorted({topic for topic, _ in looks.groups}), "ids": None if ids is None else list(ids)}
+    # On the server until they are read, a page at a time.
+    with cursor.connection.cursor(name="stored_letters") as rows:
+        rows.itersize = _PAGE
+        rows.execute(_SQL["stored_letters"], values)
+        for topic, message_id, group in rows:
+            topics = [topic] if topic is not None else [t for t, g in looks.groups if group in (None, g)]
+            looks.dead.add(dict.fromkeys(topics), message_id, group)
+
+
+def _look_at_dead_letters(looks: Looks, sources: Sources, broker: str, group: str, ids: Sequence[str] | None) -> bool:
+    seen, since = None, None
+    if ids is not None:
+        seen = sources.seen_dead_letters[broker, group]
+        since = seen.since(ids)
+    try:
+        for letter in sources.broker(broker).dead_letters(group, since=since):
+            if seen is not None:
+                seen.add(letter)
+            if letter.message_id is None:
+                continue
+            # A dead letter that lost its topic may be of any topic the group takes.
+            topics = [letter.topic] if letter.topic is not None else [t for t, g in looks.groups if g == group]
+            looks.dead.add(topics, letter.message_id, letter.group)
+    except Unavailable as error:
+        subject = f"dead letters of group {group} in broker {broker}"
+        try:
+            sources.broker(broker).clock()
+        except Unavailable:
+            subject = f"broker {broker}"
+        else:
+            looks.unread.update((topic, of, subject) for topic, of in looks.groups if of == group)
+        sources.missed(subject, error)
+        return False
+    return True

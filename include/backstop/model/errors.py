@@ -1,0 +1,145 @@
+"""Every error that Backstop raises on purpose, drawn as one tree.
+
+    BackstopError
+    |-- ConfigurationError      backstop.yaml, a policy or a connection id is wrong: nothing was started
+    |-- Unavailable             a store or broker did not answer: nothing was decided from its silence
+    |   |-- StoreUnavailable    a producer, consumer or control database
+    |   |   `-- StoreFailed     it failed in a way that nobody foresaw
+    |   |-- BrokerUnavailable   the broker, for reading
+    |   |-- HeartbeatLost       whoever watches from outside did not take the heartbeat
+    |   `-- AlertsUndelivered   no channel took an alert: nobody was told
+    |-- PublishFailed           one message was not acknowledged
+    |   |-- PublishRefused      the broker certainly does not have it
+    |   `-- PublishUnknown      it may or may not have it: never counted as "not sent"
+    |-- LeaseError
+    |   `-- LeaseLost           somebody else holds the lease, or the work is already done: roll back
+    |-- RunError
+    |   |-- RunRefused          another run of this duty and scope is alive
+    |   `-- RunLost             this run was closed or taken over: it may write nothing more
+    |-- PromotionFailed         a part of a promotion failed; the other parts were done
+    |-- AuditFailed             a data check failed: what it guards was not promoted
+    |-- ContractBroken          a value that the wire contract does not allow
+    `-- DecisionRefused         a person's decision does not fit the state of the case
+
+A message has three parts: what happened, what was not lost, and what to do next.
+"""
+
+from __future__ import annotations
+
+from backstop.model.storable_text import escaped
+
+
+class BackstopError(Exception):
+    """The root: `what` happened, what `kept` safe, and the `next_step` for the reader.
+
+    `exit_code` is what the command line and the Spark jobs end with. The three are text that a database can hold, whatever a
+    broker or a store said: they are written into runs.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, kept: str, next_step: str) -> None:
+        self.what, self.kept, self.next_step = escaped(what), escaped(kept), escaped(next_step)
+        super().__init__(f"{self.what} {self.kept} {self.next_step}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Executors send errors to the driver by pickle, which would otherwise lose the keyword arguments.
+        return _rebuild, (type(self), self.what, self.kept, self.next_step)
+
+
+def _rebuild(kind: type[BackstopError], what: str, kept: str, next_step: str) -> BackstopError:
+    return kind(what, kept=kept, next_step=next_step)
+
+
+class ConfigurationError(BackstopError):
+    """Settings that would be unsafe or make no sense; nothing was started."""
+
+    exit_code = 2
+
+
+class Unavailable(BackstopError):
+    """Something outside did not answer; its silence decides nothing."""
+
+    exit_code = 3
+
+
+class StoreUnavailable(Unavailable):
+    """A producer, consumer or control database did not answer."""
+
+
+class StoreFailed(StoreUnavailable):
+    """A store failed in a way that nobody foresaw; as far as its data is concerned, it did not answer."""
+
+
+class BrokerUnavailable(Unavailable):
+    """The broker did not answer a question."""
+
+
+class HeartbeatLost(Unavailable):
+    """The heartbeat's URL did not answer, or refused."""
+
+
+class AlertsUndelivered(Unavailable):
+    """Alerts wait, and no channel that should take them does."""
+
+
+class PublishFailed(BackstopError):
+    """One message was not acknowledged by the broker."""
+
+    exit_code = 3
+
+
+class PublishRefused(PublishFailed):
+    """The broker certainly does not have the message. `for_good`: asking again cannot help."""
+
+    def __init__(self, what: str, *, kept: str, next_step: str, for_good: bool = False) -> None:
+        super().__init__(what, kept=kept, next_step=next_step)
+        self.for_good = for_good
+
+
+class PublishUnknown(PublishFailed):
+    """A timeout or a lost connection: the broker may have the message."""
+
+
+class LeaseError(BackstopError):
+    """Processing once could not be held."""
+
+
+class LeaseLost(LeaseError):
+    """`complete`, `renew` or `fail` changed no row: the caller's transaction must roll back."""
+
+
+class RunError(BackstopError):
+    """A duty's run cannot begin or go on."""
+
+    exit_code = 4
+
+
+class RunRefused(RunError):
+    """Another run of this duty and scope is alive."""
+
+
+class RunLost(RunError):
+    """This run was closed or taken over; it may write nothing more."""
+
+
+class PromotionFailed(BackstopError):
+    """A part of a promotion failed, for another reason than that something did not answer; the other parts were done."""
+
+
+class AuditFailed(BackstopError):
+    """A data check failed; what it guards was not promoted."""
+
+    exit_code = 5
+
+
+class ContractBroken(BackstopError):
+    """A value that the wire contract does not allow."""
+
+    exit_code = 2
+
+
+class DecisionRefused(BackstopError):
+    """A person's decision does not fit the present state of the case."""
+
+    exit_code = 6

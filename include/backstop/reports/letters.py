@@ -1,0 +1,73 @@
+"""Looks at dead letters: how many died of what, the list, and one with everything that is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from backstop.model.errors import ConfigurationError
+from backstop.model.records import LetterState
+from backstop.sql.array_literal import array_literal
+from backstop.sql.named import load
+
+_SQL = load("backstop.reports", "letters.sql")
+UNDECIDED = (LetterState.OPEN, LetterState.REPLAYING)
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Which letters; null: any. `since`: of their death, or of when they were drained where nobody told."""
+
+    topic: str | None = None
+    group: str | None = None
+    states: Sequence[str] | None = UNDECIDED
+    category: str | None = None
+    cause: int | None = None
+    case: int | None = None
+    since: datetime | None = None
+
+    def values(self) -> dict[str, Any]:
+        """As the queries take it."""
+        states = None if self.states is None else array_literal([str(state) for state in self.states])
+        return {
+            "topic": self.topic, "group": self.group, "states": states, "category": self.category, "cause": self.cause,
+            "case": self.case, "since": self.since,
+        }  # fmt: skip
+
+
+def count_by_cause(conn: Any, wanted: LetterFilter, limit: int = 20) -> list[dict[str, Any]]:
+    """What these letters died of, the most frequent first; those that are not classified yet under no cause."""
+    return _rows(conn, "by_cause", {**wanted.values(), "limit": limit})
+
+
+def list_letters(conn: Any, wanted: LetterFilter, limit: int = 100) -> list[dict[str, Any]]:
+    """Letters without headers and contents, the newest first."""
+    return _rows(conn, "list", {**wanted.values(), "limit": limit})
+
+
+def letters_of_message(conn: Any, topic: str, message_id: str) -> list[dict[str, Any]]:
+    """The letters of one message, the first death first."""
+    return _rows(conn, "of_message", {"topic": topic, "message_id": message_id})
+
+
+def show_letter(conn: Any, dead_letter_id: int) -> dict[str, Any]:
+    """Everything that is known of a letter; headers and content as bytes, the content null when it was purged."""
+    found = _rows(conn, "one", {"dead_letter_id": dead_letter_id})
+    if not found:
+        raise ConfigurationError(
+            f"There is no dead letter {dead_letter_id}.",
+            kept="Nothing was read or changed.",
+            next_step="`backstop dead-letters list --all` lists them; old ones are purged as the policy says.",
+        )
+    [letter] = found
+    content = letter["content"]
+    return {**letter, "headers": bytes(letter["headers"]), "content": None if content is None else bytes(content)}
+
+
+def _rows(conn: Any, query: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
+    with conn, conn.cursor() as cursor:
+        cursor.execute(_SQL[query], values)
+        names = [column.name for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -1,0 +1,102 @@
+"""Starts the Spark session of a job: under spark-submit with what the connection says, else on this machine alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from backstop.model.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def start_session(name: str, master: str | None = None) -> SparkSession:
+    """A session with UTC, one shuffle partition a core on this machine, and side effects never run twice by speculation.
+
+    `master` counts only outside spark-submit, whose own setting wins. Raises ConfigurationError when Java is missing.
+    """
+    # Workers would otherwise take the system's interpreter, which has none of our libraries.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    builder = (
+        SparkSession.builder.appName(name)
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+        # A judgement's rows are packets, few and large: compiling its plans costs seconds of every run and saves nothing.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        # The number of tasks is ours, by how much is due: to plan each stage again changes nothing, and costs a job for each.
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
+        # Packed tables are rows of megabytes.
+        .config("spark.sql.execution.arrow.maxBytesPerBatch", str(64 * 2**20))
+        .config("spark.speculation", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        # The driver's page listens on every address, asks nobody who they are, and can end our tasks.
+        .config("spark.ui.enabled", "false")
+    )
+    if _submitted():
+        master = _submitted_master()
+    else:
+        master = master or os.environ.get("BACKSTOP_SPARK_MASTER", f"local[{min(os.cpu_count() or 2, 8)}]")
+        builder = builder.master(master)
+    if secret := os.environ.get("_SPARK_AUTH_SECRET"):
+        # Executors get connections inside their tasks: between machines that must not be readable. The name is Spark's own;
+        # its workers read it, too, and hand it to executors off every command line.
+        builder = (
+            builder.config("spark.authenticate", "true")
+            .config("spark.authenticate.secret", secret)
+            .config("spark.network.crypto.enabled", "true")
+        )
+    elif not master.startswith("local") and not _authenticates():
+        raise ConfigurationError(
+            f"Spark's master is {master}, and nothing says that it authenticates: tasks carry the databases' connections.",
+            kept="Nothing was read or changed.",
+            next_step="Set _SPARK_AUTH_SECRET, or spark.authenticate=true for the cluster (docs/how-to/spark-clusters.md).",
+        )
+    if master.startswith("local"):
+        # Executors elsewhere must reach the driver; these are beside it.
+        builder = (
+            builder.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+        )
+    if re.fullmatch(r"local(\[.*\])?", master):
+        # Its workers are processes of this machine, which has our code.
+        builder = builder.config("spark.python.daemon.module", "backstop.spark.python_daemon")
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        # Spark reports a missing Java as a plain RuntimeError of its launcher.
+        if "JAVA" in str(error).upper():
+            raise ConfigurationError(
+                "Spark could not start: no Java runtime was found.",
+                kept="Nothing was read or changed.",
+                next_step="Install Java 17 (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME.",
+            ) from error
+        raise
+    return session
+
+
+def _submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ or "spark.master" in os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+
+
+def _submitted_master() -> str:
+    """The master that spark-submit was given; only its own process knows."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return str(SparkConf().get("spark.master", "local[*]"))
+
+
+def _authenticates() -> bool:
+    """Whether what spark-submit was given, or the cluster's own settings, say so."""
+    from pyspark import SparkConf
+
+    return _submitted() and str(SparkConf().get("spark.authenticate", "false")).lower() == "true"

@@ -1,0 +1,111 @@
+"""Run a named statement on whatever DB-API 2 connection the caller has: its driver is the application's.
+
+Supported are drivers with the parameter style pyformat, format or qmark: psycopg2, psycopg 3, pg8000 and
+what wraps them (SQLAlchemy's raw connections, Django's). Nothing here commits, and no value is ever
+formatted into SQL.
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any, Protocol
+
+from backstop.model.errors import ContractBroken
+from backstop.sql.array_literal import array_literal
+
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+_MARKS = {"format": "%s", "qmark": "?"}
+_IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
+STYLES = ("pyformat", *_MARKS)
+_PASSING = frozenset({"OperationalError", "InterfaceError"})
+_LIMITS = frozenset({"ProgramLimitExceeded", "StatementTooComplex", "TooManyColumns", "TooManyArguments"})
+"""PostgreSQL's class 54: the same statement fails again, whenever it is repeated."""
+
+
+class Cursor(Protocol):
+    """What is used of a DB-API 2 cursor."""
+
+    @property
+    def description(self) -> Any: ...
+
+    def execute(self, operation: str, parameters: Any = ..., /) -> Any: ...
+
+    def fetchall(self) -> Sequence[Any]: ...
+
+    def close(self) -> Any: ...
+
+
+class Connection(Protocol):
+    """What is used of a DB-API 2 connection."""
+
+    def cursor(self) -> Any: ...
+
+    def commit(self) -> Any: ...
+
+    def rollback(self) -> Any: ...
+
+    def close(self) -> Any: ...
+
+
+def rows(connection: Connection, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
+    """Run a pyformat statement in the connection's transaction; its rows by column name. A list is passed as an array.
+
+    Raises what the driver raises, and ContractBroken for a driver of another parameter style.
+    """
+    given = {name: array_literal(value) if isinstance(value, list) else value for name, value in values.items()}
+    text, parameters = in_style(parameter_style(connection), statement, given)
+    cursor: Cursor
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(text, parameters)
+        names = [column[0] for column in cursor.description]
+        # A dictionary cursor of the application's gives mappings, where zip would pair names with names.
+        return [
+            dict(row) if isinstance(row, Mapping) else dict(zip(names, row, strict=True))
+            for row in cursor.fetchall()
+        ]
+
+
+def in_style(style: str, statement: str, values: Mapping[str, object]) -> tuple[str, object]:
+    """The statement and its parameters as a driver of this style wants them."""
+    if style == "pyformat":
+        return statement, dict(values)
+    return _PARAMETER.sub(_MARKS[style], statement), tuple(values[n] for n in _PARAMETER.findall(statement))
+
+
+def parameter_style(connection: object) -> str:
+    """The `paramstyle` of the driver's module, found from the connection's class."""
+    inner = getattr(connection, "dbapi_connection", None)  # SQLAlchemy's pool
+    inner = getattr(connection, "Database", inner)  # Django's wrapper names the driver's module
+    declared = getattr(inner, "paramstyle", None)
+    style = declared if isinstance(declared, str) else _declared_by_module(inner or connection)
+    if style not in STYLES:
+        raise ContractBroken(
+            f"A connection of {type(connection).__module__} has the parameter style {style!r}.",
+            kept="Nothing was executed.",
+            next_step=f"Use a driver with one of {', '.join(STYLES)}: psycopg2, psycopg or pg8000.",
+        )
+    return style
+
+
+def _declared_by_module(connection: object) -> str | None:
+    for kind in type(connection).__mro__:  # an application may have subclassed the driver's class
+        parts = kind.__module__.split(".")
+        for length in range(len(parts), 0, -1):
+            module = sys.modules.get(".".join(parts[:length]))
+            style = getattr(module, "paramstyle", None)
+            if isinstance(style, str):
+                return style
+    return None
+
+
+def is_in_transaction(connection: object) -> bool:
+    """Whether a transaction is open, as far as the driver tells (psycopg2 and psycopg 3 do)."""
+    return getattr(getattr(connection, "info", None), "transaction_status", None) == _IN_TRANSACTION
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether the database did not do it for a reason that passes: PEP 249's two classes, by name; not an exceeded limit, which
+    drivers file under them."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint(_PASSING) and names.isdisjoint(_LIMITS)

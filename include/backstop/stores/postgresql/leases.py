@@ -1,0 +1,130 @@
+"""The leases in a consumer database: counts those that ended, takes them back as they were seen, says what a log says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from psycopg2.extensions import cursor as Cursor
+
+from backstop.model.records import Key
+from backstop.sql.connection import PostgresConnection, columns
+from backstop.sql.named import load
+
+_SQL = load("backstop.stores.postgresql", "leases.sql")
+
+
+class Ended(NamedTuple):
+    """Leases that ended, counted no further than asked. `oldest`: null when there is none."""
+
+    leases: int
+    oldest: datetime | None
+    overdue: int
+    """Of them, those that ended more than `overdue_seconds` ago."""
+
+
+class HeldLease(NamedTuple):
+    """A log in CONSUMING as it was seen; instants as the database writes them, which may be infinite. `ends` null: it says
+    no end, and nobody touched it since `touched`."""
+
+    group: str
+    topic: str
+    message_id: str
+    token: str | None
+    ends: str | None
+    touched: str | None
+    owner_host: str | None
+    is_expired: bool
+
+
+class Standing(NamedTuple):
+    """What a log says at its database's clock: a LogState as stored; whether a lease is alive, and for how long still."""
+
+    state: str
+    is_alive: bool
+    seconds_left: float | None
+
+
+class Failing(NamedTuple):
+    """A message that was begun again and again and is not done."""
+
+    group: str
+    topic: str
+    message_id: str
+    attempts: int
+    error: str | None
+    first_received_at: datetime
+
+
+class PostgresLeases:
+    """For one thread at a time; every method raises StoreUnavailable when the database does not answer."""
+
+    def __init__(self, store: str, url: str) -> None:
+        self._connection = PostgresConnection(f"store {store}", url)
+
+    def count(self, groups: Sequence[str], limit: int, overdue_seconds: float) -> Ended:
+        """The expired leases of these groups."""
+        values = {"groups": list(groups), "limit": limit, "overdue_seconds": overdue_seconds}
+        return Ended(*self._connection.rows(_SQL["count"], values)[0])
+
+    def count_endless(self, untouched: Mapping[str, float]) -> int:
+        """Leases without an end that nobody touched for so many seconds, by group."""
+        ((number,),) = self._connection.rows(_SQL["count_endless"], _untouched(untouched))
+        return int(number)
+
+    def count_without_time(self, groups: Sequence[str]) -> int:
+        """Logs of these groups that are CONSUMED and do not say when."""
+        ((number,),) = self._connection.rows(_SQL["count_without_time"], {"groups": list(groups)})
+        return int(number)
+
+    def settle(
+        self, groups: Sequence[str], untouched: Mapping[str, float], limit: int, endless: bool,
+        decide: Callable[[list[HeldLease]], list[HeldLease]] | None,
+    ) -> tuple[list[HeldLease], set[tuple[str, str, str]]]:  # fmt: skip
+        """Looks at no more than `limit` leases (those without an end if `endless`), takes back what `decide` returns of
+        them, and commits. Returns what was seen, and the (group, topic, id) of what was really taken back. `decide` null: it only
+        looks, as a login may that can change nothing.
+        """
+
+        def work(cursor: Cursor) -> tuple[list[HeldLease], set[tuple[str, str, str]]]:
+            look = _SQL["endless" if endless else "expired"] + ("" if decide is None else "\n" + _SQL["held"])
+            asked: dict[str, Any] = _untouched(untouched) if endless else {"groups": list(groups)}
+            cursor.execute(look, {**asked, "limit": limit})
+            seen = [HeldLease(*row) for row in cursor.fetchall()]
+            wanted = [] if decide is None else decide(seen)
+            if not wanted:
+                return seen, set()
+            names = ("groups", "topics", "message_ids", "tokens", "ends", "touched")
+            cursor.execute(_SQL["reclaim"], columns([lease[:6] for lease in wanted], names))
+            return seen, set(cursor.fetchall())
+
+        return self._connection.run(work)
+
+    def standing(self, group: str, keys: Sequence[Key]) -> dict[Key, Standing]:
+        """What the logs of one group say, by key, on the primary; a key that is absent has no log."""
+        asked = self._connection.storable_keys(keys)
+        values: dict[str, Any] = {"group": group, **columns(asked, ("topics", "message_ids"))}
+        found = self._connection.rows(_SQL["standing"], values)
+        return {Key(row[0], row[1]): Standing(*row[2:]) for row in found}
+
+    def failing(self, least: Mapping[tuple[str, str], tuple[int, float]], limit: int) -> list[Failing]:
+        """Messages of these (group, topic) begun at least so often, not done, that moved within so many seconds; the newest
+        first, at most `limit` of each (group, topic)."""
+        rows = [(group, topic, *each) for (group, topic), each in least.items()]
+        values = {**columns(rows, ("groups", "topics", "attempts", "seconds")), "limit": limit}
+        return [Failing(*row) for row in self._connection.rows(_SQL["failing"], values)]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _untouched(untouched: Mapping[str, float]) -> dict[str, Any]:
+    return {"groups": list(untouched), "untouched_seconds": list(untouched.values())}

@@ -1,0 +1,349 @@
+"""Reads and changes stubs in a PostgreSQL database; every change is a compare-and-set on the row itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from psycopg2.extensions import cursor as Cursor
+
+from backstop.brokers.protocol import Finding
+from backstop.model.errors import ContractBroken
+from backstop.model.records import VERSION_HEADER, Attempt, Key, Message, Outcome, Stub
+from backstop.sql.connection import PostgresConnection, columns
+from backstop.sql.named import load
+from backstop.stores.postgresql.check import check
+from backstop.stores.postgresql.privileges import PRODUCER
+from backstop.stores.postgresql.scan import scan
+from backstop.stores.protocol import (
+    ATTEMPT_COLUMNS,
+    PART_COLUMNS,
+    STUB_COLUMNS,
+    Claim,
+    Handed,
+    Life,
+    Neighbours,
+    Part,
+    Recorded,
+    Scan,
+    Scope,
+    Settlement,
+    StubOutcome,
+)
+
+_SQL = load("backstop.stores.postgresql", "stubs.sql")
+_CHUNK = 10_000
+"""Rows of one statement."""
+_ERROR_LENGTH = 2_000
+T = TypeVar("T")
+
+
+class PostgresStubs:
+    """The stubs of one producer database; see stores.protocol.StubStore.
+
+    Position and `sent_at` of a stub describe the newest number handed out: a claim empties them, and only
+    `sent` fills them. What became of earlier numbers is in send_attempt.
+    """
+
+    def __init__(self, shard: str, url: str) -> None:
+        self._shard = shard
+        self._connection = PostgresConnection(f"shard {shard}", url)
+
+    def __repr__(self) -> str:
+        return f"PostgresStubs({self._shard})"
+
+    @property
+    def shard(self) -> str:
+        return self._shard
+
+    def clock(self) -> datetime:
+        ((now,),) = self._connection.rows(_SQL["clock"])
+        return now  # type: ignore[no-any-return]
+
+    def count_due(self, as_of: datetime, scope: Scope, limit: int) -> int:
+        values = {**scope_values(as_of, scope), "limit": limit}
+        ((number,),) = self._connection.rows(_SQL["count_due"], values)
+        return int(number)
+
+    def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> AbstractContextManager[Scan]:
+        selects = {
+            "stubs": f"{_SQL['stub_columns']} {_SQL['of_due']}",
+            "attempts": f"{_SQL['attempt_columns']} {_SQL['attempts_of_due']}",
+        }
+        values = {**scope_values(as_of, scope), "shard": self._shard}
+        return scan(self._connection, selects, _SQL["bounds"], values, partitions)
+
+    def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> AbstractContextManager[Scan]:
+        selects = {
+            "stubs": f"{_SQL['stub_columns']} {_SQL['of_window']}",
+            "attempts": f"{_SQL['attempt_columns']} {_SQL['attempts_of_window']}",
+        }
+        values = {"topic": topic, "created_from": start, "created_to": end, "shard": self._shard}
+        return scan(self._connection, selects, _SQL["window_bounds"], values, partitions, _SQL["window_estimate"])
+
+    def read_part(self, part: Part, keep: Callable[[str, Any], T]) -> list[T]:
+        return self._connection.copy_parts(part.statements, PART_COLUMNS, part.snapshot, keep)
+
+    def stub_table(self, keys: Sequence[Key]) -> Any:
+        select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL['of_keys']}) AS found"
+        values = {**self._keys(keys), "shard": self._shard}
+        return self._connection.copy(select, values, STUB_COLUMNS)
+
+    def attempt_table(self, keys: Sequence[Key]) -> Any:
+        select = f"SELECT {', '.join(ATTEMPT_COLUMNS)} FROM ({_SQL['attempt_columns']} {_SQL['attempts_of_keys']}) AS found"
+        return self._connection.copy(select, self._keys(keys), ATTEMPT_COLUMNS)
+
+    def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
+        return {
+            Key(row[0], row[1]): Stub(
+                shard=self._shard,
+                topic=row[0],
+                message_id=row[1],
+                status=row[2],
+                send_count=row[3],
+                refusals=row[4],
+                max_sends=row[5],
+                next_check_at=row[6],
+                created_at=row[7],
+                tag=row[8],
+                ordering_key=row[9],
+                broker=row[10],
+                queue_id=row[11],
+                queue_offset=row[12],
+                queue_epoch=row[13],
+                deliver_at=row[14],
+                first_seen_at=row[15],
+                attempted_at=row[16],
+                sent_at=row[17],
+                attempt_token=row[18],
+                attempt_deadline=row[19],
+                judged_at=row[20],
+                first_queue_id=row[21],
+                first_queue_offset=row[22],
+                first_queue_epoch=row[23],
+                first_groups=None if row[24] is None else tuple(row[24]),
+                first_broker=row[25],
+            )
+            for row in self._by_key("stubs", keys)
+        }
+
+    def oldest_due(self) -> datetime | None:
+        found = self._connection.rows(_SQL["oldest_due"])
+        return found[0][0] if found else None
+
+    def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
+        found = self._connection.rows(_SQL["recorded_between"], {"start": start, "end": end})
+        return {topic: Recorded(*numbers) for topic, *numbers in found}
+
+    def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
+        found: dict[Key, list[Attempt]] = {}
+        for row in self._by_key("attempts", keys):
+            attempt = Attempt(
+                topic=row[0],
+                message_id=row[1],
+                send_number=row[2],
+                groups=None if row[3] is None else tuple(row[3]),
+                requested_by=row[4],
+                started_at=row[5],
+                finished_at=row[6],
+                outcome=row[7],
+                queue_id=row[8],
+                queue_offset=row[9],
+                queue_epoch=row[10],
+                error=row[11],
+            )
+            found.setdefault(Key(row[0], row[1]), []).append(attempt)
+        return found
+
+    def lives(self, topic: str) -> set[Life]:
+        return {Life(*row) for row in self._connection.rows(_SQL["lives"], {"topic": topic})}
+
+    def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
+        return {Key(row[0], row[1]): Neighbours(*row[2:]) for row in self._by_key("neighbours", keys)}
+
+    def open_in_line(self, topic: str, ordering_key: str, after: str | None, limit: int) -> list[str]:
+        values = {"topic": topic, "ordering_key": ordering_key, "after": after, "limit": limit}
+        return [message_id for (message_id,) in self._connection.rows(_SQL["open_in_line"], values)]
+
+    def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
+        return {
+            Key(topic, message_id): Message(topic, message_id, bytes(content), _sent_headers(headers, version), tag, ordering_key)
+            for topic, message_id, content, headers, tag, ordering_key, version in self._by_key("contents", keys)
+        }
+
+    def sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
+        return {Key(topic, message_id): size for topic, message_id, size in self._by_key("sizes", keys)}
+
+    def claim(self, claims: Sequence[Claim]) -> set[Key]:
+        if len({claim.key for claim in claims}) != len(claims):
+            raise ContractBroken(
+                "One batch claims two numbers of one message.",
+                kept="No number was handed out.",
+                next_step="Claim one number of a message at a time: the later one is not free yet.",
+            )
+        if not claims:
+            return set()
+        rows = [
+            (*key, number, token, None if groups is None else json.dumps(list(groups), ensure_ascii=False), *terms)
+            for key, number, token, groups, *terms in claims
+        ]
+        names = (
+            "topics", "message_ids", "send_numbers", "tokens", "groups", "requested_by", "attempt_seconds",
+            "next_check_seconds", "max_sends", "max_refusals", "only_when_due", "brokers",
+        )  # fmt: skip
+        return {Key(*row) for row in self._rows_after_recovery("claim", columns(rows, names))}
+
+    def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
+        if not settlements:
+            return set()
+        rows = []
+        for ended in settlements:
+            # A copy that the broker did not acknowledge has no place, whatever the caller believes.
+            position = ended.position if ended.outcome is Outcome.SENT else None
+            rows.append(
+                (
+                    *ended.key,
+                    ended.send_number,
+                    ended.token,
+                    str(ended.outcome),
+                    ended.broker,
+                    *((position.queue_id, position.offset, position.epoch) if position else (None, None, None)),
+                    ended.broker_message_id,
+                    None if ended.error is None else _stored_text(ended.error),
+                    ended.max_send_seconds,
+                )
+            )
+        names = (
+            "topics",
+            "message_ids",
+            "send_numbers",
+            "tokens",
+            "outcomes",
+            "brokers",
+            "queue_ids",
+            "queue_offsets",
+            "queue_epochs",
+            "broker_message_ids",
+            "errors",
+            "max_send_seconds",
+        )
+        return self._changed("settle", columns(rows, names))
+
+    def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
+        values = {"limit": limit, "max_send_seconds": max_send_seconds}
+        return [Key(*row) for row in self._connection.rows(f"{_SQL['late']} {_SQL['recover']}", values)]
+
+    def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None) -> int:
+        names = ("topics", "message_ids", "old_statuses", "new_statuses", "send_counts", "next_looks")
+        moved = 0
+        for chunk in _chunks(outcomes):
+            rows = [(*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk]
+            values = {**columns(rows, names), "as_of": as_of, "own_as_of": own_as_of or as_of}
+            ((number,),) = self._rows_after_recovery("promote", values)
+            moved += number
+        return moved
+
+    def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
+        rows = [
+            (*one.key, one.send_number, None if one.groups is None else json.dumps(list(one.groups), ensure_ascii=False),
+             one.requested_by, one.at, str(one.outcome))
+            for one in handed
+        ]  # fmt: skip
+        names = ("topics", "message_ids", "send_numbers", "groups", "requested_by", "ats", "outcomes")
+        return self._changed("raise_numbers", columns(rows, names)) if rows else set()
+
+    def reopen(self, topics: Sequence[str], since: datetime) -> int:
+        reopened, after = 0, ("", "")
+        while True:
+            values = {
+                "topics": list(topics), "since": since, "after_topic": after[0], "after_id": after[1], "limit": _CHUNK,
+            }  # fmt: skip
+            found = self._connection.rows(_SQL["reopen"], values)
+            if not found:
+                return reopened
+            ((number, *last),) = found
+            reopened, after = reopened + int(number), (last[0], last[1])
+
+    def void(self, key: Key) -> bool:
+        values = {**columns([key], ("topics", "message_ids")), "topic": key.topic, "message_id": key.message_id}
+        return bool(self._rows_after_recovery("void", values))
+
+    def replace_content(self, key: Key, version: int, content: bytes) -> bool:
+        values = {"topic": key.topic, "message_id": key.message_id, "version": version, "content": content}
+        return bool(self._connection.rows(_SQL["replace_content"], values))
+
+    def raise_max_sends(self, key: Key, max_sends: int) -> bool:
+        values = {"topic": key.topic, "message_id": key.message_id, "max_sends": max_sends}
+        return bool(self._connection.rows(_SQL["raise_max_sends"], values))
+
+    def check(self) -> list[Finding]:
+        return check(self._connection, PRODUCER)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _keys(self, keys: Iterable[Key]) -> dict[str, str]:
+        return columns(self._connection.storable_keys(keys), ("topics", "message_ids"))
+
+    def _by_key(self, query: str, keys: Iterable[Key]) -> Iterator[tuple[Any, ...]]:
+        # A row that cannot be read is no row; the scan shows it.
+        for chunk in _chunks(self._connection.storable_keys(keys)):
+            yield from self._connection.rows_of_keys(_SQL[query], chunk, {})[0]
+
+    def _rows_after_recovery(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """The statement's rows. An attempt of these messages whose deadline is over is first recorded as unknown, in the same
+        transaction: it must not wait for a run that recovers everything. It may have begun as late as its deadline."""
+
+        def work(cursor: Cursor) -> list[tuple[Any, ...]]:
+            keys = {name: values[name] for name in ("topics", "message_ids")}
+            cursor.execute(f"{_SQL['late_of_keys']} {_SQL['recover']}", {**keys, "max_send_seconds": 0.0})
+            cursor.execute(_SQL[statement], values)
+            return cursor.fetchall()
+
+        return self._connection.run(work)
+
+    def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
+        return {Key(topic, message_id) for topic, message_id in self._connection.rows(_SQL[statement], values)}
+
+
+def scope_values(as_of: datetime, scope: Scope) -> dict[str, Any]:
+    """The parameters that every query over what is due takes."""
+    return {
+        "as_of": as_of,
+        "topics": None if scope.topics is None else list(scope.topics),
+        "created_from": scope.created_from,
+        "created_to": scope.created_to,
+    }
+
+
+def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(rows), _CHUNK):
+        yield rows[start : start + _CHUNK]
+
+
+def _texts(document: str) -> dict[str, str]:
+    if document == "{}":
+        return {}
+    headers = json.loads(document)
+    # Headers are text to text by contract; another program's number or list travels as its JSON.
+    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in headers.items()}
+
+
+def _sent_headers(document: str, version: int) -> dict[str, str]:
+    """The headers as they are sent; those of an edited content say which edit it is."""
+    headers = _texts(document)
+    return headers if version == 1 else {**headers, VERSION_HEADER: str(version)}
+
+
+def _stored_text(text: str) -> str:
+    return text[:_ERROR_LENGTH].encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")

@@ -1,0 +1,245 @@
+"""Gathers what a decision needs of open dead letters, in an order in which a change meanwhile only makes it wait or discard.
+
+    letters | decisions, replays, requests (control) | stubs (producers) | clocks and logs (consumers), last
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from backstop.config.settings import Settings
+from backstop.evidence.sources import Sources
+from backstop.model.errors import Unavailable
+from backstop.model.records import Key, LogRow, LogState, Stub, StubStatus, Verdict
+from backstop.requests.ask import route_for
+from backstop.sql.named import load
+from backstop.triage.decide.ask_stores import Delivery, bad_clocks, befores_of, logs_of, owed_by, stubs_of
+from backstop.triage.decide.decide import GIVEN_UP, Facts
+
+_SQL = load("backstop.triage.decide", "decide.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """An open dead letter as a decision sees it: no content."""
+
+    dead_letter_id: int
+    broker: str
+    queue: str
+    group: str | None
+    topic: str | None
+    message_id: str | None
+    cause_text: str
+    error: str
+    deliveries: int | None
+    died_at: datetime | None
+    drained_at: datetime
+    invalid: str | None
+    category: str | None
+    fingerprint: str | None
+    shown: str | None
+    left_in_case: int | None
+    barred: str | None
+    classified_at: datetime | None
+    decided_at: datetime | None
+    case_id: int | None
+
+    @property
+    def key(self) -> Key | None:
+        return None if self.topic is None or self.message_id is None else Key(self.topic, self.message_id)
+
+    @property
+    def delivery(self) -> Delivery | None:
+        if self.topic is None or self.message_id is None or self.group is None:
+            return None
+        return self.topic, self.message_id, self.group
+
+
+@dataclass(slots=True)
+class Look:
+    """What one look found: the facts of each letter, and what a replay or a case needs beside them."""
+
+    as_of: datetime
+    facts: dict[int, Facts] = field(default_factory=dict)
+    verdicts: dict[Key, dict[str, str]] = field(default_factory=dict)
+    """Of each message's groups, those that are known to be done, parked or dead-lettered: they decide the route."""
+    befores: dict[Key, Key] = field(default_factory=dict)
+    """The first open message before this one in its ordering key."""
+
+
+def read_letters(cur: Any, query: str, values: Mapping[str, Any]) -> list[Letter]:
+    """The letters that a query selects: the name of one of decide.sql, or the text of one like them."""
+    cur.execute(_SQL["letter_columns"] + "\n" + _SQL.get(query, query), values)
+    return [Letter(*row) for row in cur.fetchall()]
+
+
+def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequence[Letter]) -> Look:
+    """Commits the control connection, which it only reads. What does not answer is in the facts, and in `sources`."""
+    keys = list(dict.fromkeys(letter.key for letter in letters if letter.key is not None))
+    values = {"topics": [key.topic for key in keys], "ids": [key.message_id for key in keys]}
+    with control, control.cursor() as cur:
+        as_of: datetime = _fetch(cur, "clock")[0][0]
+        discarded = {(t, i, g): _said(by, why, case) for t, i, g, by, why, case in _fetch(cur, "discards", values)}
+        withdrawn = {Key(t, i): _said(by, why, case) for t, i, by, why, case in _fetch(cur, "withdrawals", values)}
+        replays = {(t, i, g): n for t, i, g, n in _fetch(cur, "replays", values)}
+        asked: dict[Key, list[tuple[int, str]]] = {}
+        for topic, message_id, number, state in _fetch(cur, "requests", values):
+            asked.setdefault(Key(topic, message_id), []).append((number, state))
+        open_letters = _fetch(cur, "open_deliveries", values)
+        given_up = set(_fetch(cur, "given_up", values))
+    stubs, shards, missed = stubs_of(settings, sources, keys)
+    with control, control.cursor() as cur:
+        groups = {letter.group for letter in letters if letter.group is not None and letter.group in settings.groups}
+        clocks = bad_clocks(settings, sources, cur, {stub.shard for stub in stubs.values()}, groups, missed)
+        owed = owed_by(settings, cur, stubs)
+    befores = befores_of(sources, stubs, missed)
+    logs, floors = logs_of(settings, sources, _wanted_logs(settings, letters, owed), clocks)
+    seen = _Seen(
+        stubs, shards, missed, clocks, owed, logs, floors, discarded, withdrawn, replays, asked,
+        left={(t, i, g): case for t, i, g, case, _ in open_letters if case is not None},
+        barred={(t, i, g): why for t, i, g, _, why in open_letters if why is not None}, given_up=given_up,
+    )  # fmt: skip
+    dead = {(t, i, g) for t, i, g, *_ in open_letters}
+    look = Look(as_of, befores=befores)
+    for key, groups in owed.items():
+        look.verdicts[key] = _verdicts(key, groups, logs, dead)
+    for letter in letters:
+        look.facts[letter.dead_letter_id] = _facts(sources, letter, look, seen)
+    return look
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What each place said of one batch of letters."""
+
+    stubs: Mapping[Key, Stub]
+    shards: Mapping[Key, list[str]]
+    missed: Mapping[str, str]
+    clocks: Mapping[str, str]
+    owed: Mapping[Key, set[str]]
+    logs: Mapping[Delivery, LogRow]
+    floors: Mapping[str, datetime]
+    discarded: Mapping[Delivery, dict[str, Any]]
+    withdrawn: Mapping[Key, dict[str, Any]]
+    replays: Mapping[Delivery, int]
+    asked: Mapping[Key, list[tuple[int, str]]]
+    left: Mapping[Delivery, int]
+    barred: Mapping[Delivery, str]
+    given_up: set[Delivery]
+
+
+def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
+    settings = sources.settings
+    key, delivery = letter.key, letter.delivery
+    stub = seen.stubs.get(key) if key is not None else None
+    given_up = seen.discarded.get(delivery) if delivery is not None else None
+    alone = key is not None and len(seen.shards.get(key, ())) == 1
+    if given_up is None and key is not None and alone and stub is not None and stub.status == StubStatus.VOIDED:
+        given_up = seen.withdrawn.get(key, {"decided_by": "triage", "why": "its stub is voided", "case_id": None})
+    facts = Facts(
+        as_of=look.as_of, category=letter.category, barred=letter.barred, left=letter.left_in_case, discarded=given_up,
+        nameless=_nameless(settings, letter, seen.owed), unread=_unread(settings, letter, stub, seen.missed, seen.clocks),
+    )  # fmt: skip
+    if key is None or delivery is None:
+        return facts
+    group = delivery[2]
+    resend_given_up = not seen.given_up.isdisjoint({delivery, (key.topic, key.message_id, "*")})
+    known = group in settings.groups_of(key.topic)
+    route, unread = None, facts.unread
+    if known:
+        try:
+            route = route_for(sources, key.topic, frozenset({group}), look.verdicts.get(key, {}))
+        except Unavailable as error:  # it cannot be opened: the letters of other brokers are decided all the same
+            broker = settings.topics[key.topic].broker
+            sources.missed(f"broker {broker}", error)
+            unread = unread or f"broker {broker}"
+    return replace(
+        facts, log=seen.logs.get(delivery), stub=stub, shards=tuple(seen.shards.get(key, ())),
+        log_floor=seen.floors.get(group), left=letter.left_in_case or seen.left.get(delivery),
+        barred=letter.barred or seen.barred.get(delivery) or (GIVEN_UP if resend_given_up else None),
+        replays=seen.replays.get(delivery, 0), observed=known and settings.topics[key.topic].mode != "repair",
+        route=route, unread=unread,
+        duplicates=settings.groups[group].duplicates if known else "no", asked=_asked(stub, seen.asked.get(key, ())),
+    )  # fmt: skip
+
+
+def _nameless(settings: Settings, letter: Letter, owed: Mapping[Key, set[str]]) -> str | None:
+    key = letter.key
+    if letter.message_id is None:
+        return "no_id"
+    if letter.topic is None:
+        return "no_topic"
+    if letter.topic not in settings.topics:
+        return "unknown_topic"
+    if letter.group is None or letter.group not in settings.groups_of(letter.topic):
+        return "unknown_group"
+    if key is not None and key in owed and letter.group not in owed[key]:
+        return "not_owed"
+    return "invalid" if letter.invalid is not None else None
+
+
+def _unread(
+    settings: Settings, letter: Letter, stub: Stub | None, missed: Mapping[str, str], clocks: Mapping[str, str]
+) -> str | None:
+    """What stands in the way of deciding this letter. A stub that no shard has is certain only when every shard answered."""
+    if letter.key is None or letter.key.topic not in settings.topics:
+        return None
+    away = [why for name, why in missed.items() if stub is None or name == stub.shard]
+    # A second shard may have the message too: only all of them together say that it is on one.
+    away = away or list(missed.values())
+    if stub is not None and stub.shard in clocks:
+        away.append(clocks[stub.shard])
+    if letter.group in settings.groups and (why := clocks.get(f"store {settings.groups[letter.group].store}")):
+        away.append(why)
+    return away[0] if away else None
+
+
+def _asked(stub: Stub | None, requests: Iterable[tuple[int, str]]) -> str | None:
+    """Why no request can be made or joined now: one is claimed, or another number of it has not ended."""
+    for number, state in requests:
+        if state == "claimed":
+            return "a send of it is under way"
+        if stub is not None and number != stub.send_count + 1:
+            return "another send of it was asked for"
+    return None
+
+
+def _wanted_logs(
+    settings: Settings, letters: Sequence[Letter], owed: Mapping[Key, set[str]]
+) -> dict[str, dict[Key, None]]:
+    """By group, the messages whose log is asked for: of the letters' own groups, and of all that owe them, for the route."""
+    by_group: dict[str, dict[Key, None]] = {}
+    for letter in letters:
+        if (key := letter.key) is not None:
+            for group in sorted({letter.group or "", *owed.get(key, ())}):
+                if group in settings.groups:
+                    by_group.setdefault(group, {})[key] = None
+    return by_group
+
+
+def _verdicts(
+    key: Key, groups: Iterable[str], logs: Mapping[Delivery, LogRow], dead: set[tuple[str, str, str | None]]
+) -> dict[str, str]:
+    said: dict[str, str] = {}
+    for group in groups:
+        delivery = (key.topic, key.message_id, group)
+        row = logs.get(delivery)
+        if row is not None and row.invalid is None and row.state == LogState.CONSUMED:
+            said[group] = str(Verdict.CONFIRMED)
+        elif delivery in dead or (key.topic, key.message_id, None) in dead:
+            said[group] = str(Verdict.DEAD_LETTERED)
+        elif row is not None and row.state == LogState.PARKED:
+            said[group] = str(Verdict.PARKED)
+    return said
+
+
+def _fetch(cur: Any, query: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    cur.execute(_SQL[query], values)
+    return list(cur.fetchall())
+
+
+def _said(by: str, why: str, case_id: int | None) -> dict[str, Any]:
+    return {"decided_by": by, "why": why, "case_id": case_id}

@@ -1,0 +1,216 @@
+"""Stores one page of a dead-letter queue in one transaction; a page that is stored twice is stored once.
+
+Only what this transaction committed may be acknowledged to the broker.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from psycopg2 import errors as pg
+
+from backstop.brokers.protocol import DeadLetter
+from backstop.model.records import Counts
+from backstop.runs.run import Run, hold
+from backstop.sql.array_literal import array_literal
+from backstop.sql.named import load
+from backstop.triage.drain.met_again import Met, Stored, met_again
+from backstop.triage.drain.storable import is_storable, make_storable
+
+_SQL = load("backstop.triage.drain", "drain.sql")
+_COPY_BYTES = 1024 * 1024
+_D, _Q = "\x1f", "\x1e"
+"""Delimiter and quote of the rows that are copied: characters that texts hardly ever hold, so that one look at a row tells."""
+_json_text = json.encoder.encode_basestring
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One queue and one reading of it. `began`: the control database's clock before the reader was opened."""
+
+    broker: str
+    queue: str
+    began: datetime
+    aside_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page that is committed. `taken`: what the broker may now forget."""
+
+    batch_id: int
+    taken: list[DeadLetter]
+    counts: Counts
+    looked: bool
+    """It had to ask what was stored already."""
+
+
+def store_page(
+    control: Any, run: Run, place: Place, letters: Sequence[DeadLetter], forgotten: Sequence[int], first_batch: int | None,
+    look: bool = True,
+) -> Page:  # fmt: skip
+    """Stores what is new among these letters, in their order; marks the pages that the broker has forgotten; commits.
+
+    `first_batch`: the first page of this reading. `look`: ask first what is stored already, which nearly always is nothing;
+    else that is asked when the database objects. Raises RunLost when the run is not ours any more, psycopg2.DataError or
+    ProgramLimitExceeded for a page that no database can hold.
+    """
+    ours = [letter if is_storable(letter) else make_storable(letter) for letter in letters]
+    try:
+        with control, control.cursor() as cursor:
+            hold(cursor, run)
+            cursor.execute(_SQL["lock_queue"], {"broker": place.broker, "queue": place.queue})
+            stored = _find(cursor, place, ours) if look else {}
+            new, taken = _decide(place, letters, ours, stored, first_batch)
+            cursor.execute(_SQL["insert_batch"], {
+                "run_id": run.run_id, "broker": place.broker, "queue": place.queue, "letters": len(new),
+            })  # fmt: skip
+            batch_id: int = cursor.fetchone()[0]
+            asides = _copy(cursor, place, batch_id, new)
+            if forgotten:
+                cursor.execute(_SQL["mark_acknowledged"], {"batches": array_literal(list(forgotten))})
+    except pg.UniqueViolation:
+        if look:
+            raise
+        return store_page(control, run, place, letters, forgotten, first_batch)
+    counts = Counts()
+    for count, number in {
+        "read": len(letters), "stored": len(new), "known": len(taken) - len(new), "left": len(letters) - len(taken),
+        "aside": asides, "invalid": sum(letter.invalid is not None for _, letter in new),
+    }.items():  # fmt: skip
+        if number:
+            counts.add(count, number)
+    return Page(batch_id, taken, counts, look)
+
+
+def _decide(
+    place: Place, letters: Sequence[DeadLetter], ours: Sequence[DeadLetter], stored: dict[str, list[Stored]],
+    first_batch: int | None,
+) -> tuple[list[tuple[str, DeadLetter]], list[DeadLetter]]:  # fmt: skip
+    """What is stored under which id, and what of the letters as they were given the broker may forget afterwards."""
+    new: dict[str, DeadLetter] = {}
+    taken: list[DeadLetter] = []
+    met_here = set[str]()
+    for given, letter in zip(letters, ours, strict=True):
+        name = letter.broker_id
+        met = Met.NEW
+        # A broker's id is not always unique: a queue that several groups share has their copies under one id, and a program can
+        # set ActiveMQ's. What differs in topic, group or message id is another letter.
+        same = [one for one in stored.get(name, ()) if _names(one) == _names(letter) and one.broker_id not in met_here]
+        if same and name not in new:
+            met = met_again(letter, same[-1], place.began, first_batch)
+            if met is Met.KNOWN:
+                met_here.add(same[-1].broker_id)  # a reader hands out each entry once: the next one is another
+        if met is Met.NEW:
+            if name in stored or name in new:
+                name = _free(name, stored, new)
+            new[name] = letter
+        if met is not Met.LEFT:
+            taken.append(given)
+    return list(new.items()), taken
+
+
+def _names(letter: DeadLetter | Stored) -> tuple[str | None, str | None, str | None]:
+    return letter.topic, letter.group, letter.message_id
+
+
+def _find(cursor: Any, place: Place, letters: Iterable[DeadLetter]) -> dict[str, list[Stored]]:
+    """By the broker's own id, the letters that are stored under it, the first death first."""
+    found: dict[str, list[Stored]] = {}
+    wanted = {letter.broker_id: letter.broker_id for letter in letters}  # id as stored -> the broker's own
+    while wanted:
+        cursor.execute(_SQL["stored"], {"broker": place.broker, "queue": place.queue, "ids": array_literal(list(wanted))})
+        rows = [Stored(*row) for row in cursor.fetchall()]
+        bases = [wanted[row.broker_id] for row in rows]
+        for base, row in zip(bases, rows, strict=True):
+            found.setdefault(base, []).append(row)
+        wanted = {_numbered(base, len(found[base]) + 1): base for base in bases}
+    return found
+
+
+def _free(base: str, stored: Mapping[str, list[Stored]], new: Mapping[str, DeadLetter]) -> str:
+    number = len(stored.get(base, ())) + 1
+    while _numbered(base, number) in new:
+        number += 1
+    return _numbered(base, number)
+
+
+def _numbered(base: str, number: int) -> str:
+    return base if number == 1 else f"{base}#{number}"
+
+
+def _copy(cursor: Any, place: Place, batch_id: int, new: Sequence[tuple[str, DeadLetter]]) -> int:
+    """Returns how many contents were put aside."""
+    if not new:
+        return 0
+    head = f"{batch_id}{_D}{_quoted(place.broker)}{_D}{_quoted(place.queue)}{_D}"
+    asides = {name: letter.content for name, letter in new if len(letter.content) > place.aside_bytes}
+    rows = b"".join([_row(head, name, letter, name in asides) for name, letter in new])
+    cursor.copy_expert(_SQL["copy_letters"], io.BytesIO(rows), _COPY_BYTES)
+    if asides:
+        cursor.execute(_SQL["ids_of_batch"], {"batch_id": batch_id})
+        numbers = dict(cursor.fetchall())
+        for name, content in asides.items():
+            row = f"{numbers[name]}{_D}\\x{content.hex()}\n".encode()
+            cursor.copy_expert(_SQL["copy_asides"], io.BytesIO(row), _COPY_BYTES)
+    return len(asides)
+
+
+def _row(head: str, name: str, letter: DeadLetter, aside: bool) -> bytes:
+    try:
+        written, quotes = _written(head, name, letter, aside)
+        row = written.encode()
+    except UnicodeEncodeError:
+        row, quotes = b"\0", 0
+    if b"\0" in row or b"\\u0000" in row or row.count(_Q.encode()) != quotes + head.count(_Q):
+        return _written(head, _doubled(name), _with_doubled_quotes(make_storable(letter)), aside)[0].encode()
+    return row
+
+
+def _written(head: str, name: str, letter: DeadLetter, aside: bool) -> tuple[str, int]:
+    """The row, and how many quotes are in it if no text has one. Null is nothing at all; an empty text has its quotes."""
+    at, group, topic, message_id = letter.position, letter.group, letter.topic, letter.message_id
+    tag, key, invalid = letter.tag, letter.partition_key, letter.invalid
+    place = f"{_D}{_D}" if at is None else f"{at.queue_id}{_D}{at.offset}{_D}{_Q}{at.epoch}{_Q}"
+    content = "" if aside else "\\x" + letter.content.hex()
+    properties = ",".join([f"{_json_text(name)}:{_json_text(value)}" for name, value in letter.properties.items()])
+    deliveries = "" if letter.deliveries is None else letter.deliveries
+    died = "" if letter.died_at is None else letter.died_at.isoformat()
+    row = (
+        f"{head}{_Q}{name}{_Q}{_D}{_nullable(group)}{_D}{_nullable(topic)}{_D}{_nullable(message_id)}{_D}{place}{_D}"
+        f"{_nullable(tag)}{_D}{_nullable(key)}{_D}\\x{letter.headers.hex()}{_D}{content}{_D}{len(letter.content)}{_D}"
+        f"{'t' if aside else 'f'}{_D}{_Q}{{{properties}}}{_Q}{_D}{_Q}{letter.cause}{_Q}{_D}{_Q}{letter.error}{_Q}{_D}"
+        f"{deliveries}{_D}{died}{_D}{_nullable(invalid)}\n"
+    )
+    texts = 4 + (at is not None) + sum(text is not None for text in (group, topic, message_id, tag, key, invalid))
+    return row, 2 * texts
+
+
+def _nullable(text: str | None) -> str:
+    return "" if text is None else f"{_Q}{text}{_Q}"
+
+
+def _with_doubled_quotes(letter: DeadLetter) -> DeadLetter:
+    def doubled(text: str | None) -> str | None:
+        return None if text is None else _doubled(text)
+
+    at = letter.position
+    return replace(
+        letter, group=doubled(letter.group), topic=doubled(letter.topic), message_id=doubled(letter.message_id),
+        position=None if at is None else replace(at, epoch=_doubled(at.epoch)), tag=doubled(letter.tag),
+        partition_key=doubled(letter.partition_key), cause=_doubled(letter.cause), error=_doubled(letter.error),
+        invalid=doubled(letter.invalid),
+    )  # fmt: skip
+
+
+def _quoted(text: str) -> str:
+    return f"{_Q}{_doubled(text)}{_Q}"
+
+
+def _doubled(text: str) -> str:
+    return text.replace(_Q, _Q + _Q)

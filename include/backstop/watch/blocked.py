@@ -1,0 +1,152 @@
+"""Finds queues that one message holds up while the group's consumers run, and makes a case of them, for every broker alike.
+
+A group that stands as a whole is an alert of its own (`group_stands`); this is the one queue that a look at the sum cannot see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from backstop.brokers.protocol import Holder
+from backstop.cases.close import Cause, close_by_cause
+from backstop.cases.open import open_case
+from backstop.evidence.sources import Sources
+from backstop.model.errors import Unavailable
+from backstop.model.records import Counts
+from backstop.sql.named import load
+from backstop.watch import rules
+from backstop.watch.judge import limits_of
+from backstop.watch.look import History
+from backstop.watch.looks import QueueLook
+
+_SQL = load("backstop.watch", "queries.sql")
+KIND, SUBJECT = "queue_blocked", "queues"
+SHOWN = 20
+"""Queues that one case lists; it counts them all."""
+_OVER = "the group has passed what it stood at, or its consumers are gone, or nothing comes any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """One queue that does not move, and who holds it."""
+
+    queue: QueueLook
+    holders: Sequence[Holder]
+
+
+@dataclass(slots=True)
+class Blocks:
+    """What this run found; a (topic, group) that is not among `looked` could not be told."""
+
+    found: dict[tuple[str, str], list[Blocked]] = field(default_factory=dict)
+    looked: set[tuple[str, str]] = field(default_factory=set)
+    queues: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+def look_for_blocked(sources: Sources, cursor: Any, history: History, as_of: datetime) -> Blocks:
+    """Asks stores and brokers only about queues that stand; what does not answer is in `sources.unreachable`.
+
+    It takes two looks: one that asks how far the group has logged, and a later one that sees that it is still there.
+    """
+    blocks = Blocks()
+    for (topic, group), looks in history.queues.items():
+        limits = limits_of(sources.settings, sources.settings.policy_for(topic, group))
+        suspects = rules.suspects(looks, as_of, limits)
+        asking = f"store {sources.settings.groups[group].store}"
+        try:
+            standing = _standing(sources, cursor, topic, group, suspects) if suspects else []
+            asking = f"broker {sources.settings.topics[topic].broker}"
+            holders = _holders(sources, topic, group) if standing else []
+        except Unavailable as error:
+            sources.missed(asking, error)
+            continue
+        blocks.looked.add((topic, group))
+        blocks.queues[topic, group] = len(looks)
+        consumers = len({holder.consumer for holder in holders})
+        if standing and rules.alive(looks, history.groups[topic, group], consumers, limits):
+            blocks.found[topic, group] = [
+                Blocked(queue, [holder for holder in holders if holder.queue_id == queue.queue_id]) for queue in standing
+            ]
+    return blocks
+
+
+def tell_of_blocked(sources: Sources, cursor: Any, blocks: Blocks, as_of: datetime, run_id: int) -> Counts:
+    """One case for each topic and group, in the caller's transaction; closes those that are over. Counts `blocked` queues."""
+    counts = Counts()
+    for (topic, group), queues in blocks.found.items():
+        cursor.execute(_SQL["open_blocked"], {"topic": topic, "group": group})
+        told_of = cursor.fetchone()
+        case_id = open_case(
+            cursor, kind=KIND, topic=topic, group=group, subject=SUBJECT, severity="warning",
+            summary=_summary(topic, group, queues, blocks.queues[topic, group]),
+            evidence={"queues": [_evidence(one) for one in queues[:SHOWN]], "blocked": len(queues), "seen_at": as_of},
+            members=[], run_id=run_id,
+        )  # fmt: skip
+        further = [one for one in queues[:SHOWN] if told_of is not None and one.queue.queue_id not in told_of[1]]
+        if further:
+            cursor.execute(_SQL["tell_of_further"], {
+                "case_id": case_id, "dedup_key": f"case/{case_id}/{as_of:%Y-%m-%dT%H}",
+                "title": f"Case {case_id}: more queues of {topic} are blocked",
+                "body": f"{'; '.join(_place(one) for one in further)}. See: backstop cases show {case_id}",
+            })  # fmt: skip
+        counts.add("blocked", len(queues))
+    counts.add("blocked_over", close_by_cause(cursor, KIND, _still(sources, cursor, blocks), _OVER))
+    return Counts({name: number for name, number in counts.items() if number})
+
+
+def _still(sources: Sources, cursor: Any, blocks: Blocks) -> Collection[Cause]:
+    """Causes that are there, or of which nobody could tell now."""
+    still: set[Cause] = {(KIND, topic, group, SUBJECT) for topic, group in blocks.found}
+    cursor.execute(_SQL["causes_blocked"])
+    for topic, group, subject in cursor.fetchall():
+        watched = topic in sources.settings.topics and group in sources.settings.groups_of(topic)
+        if watched and (topic, group) not in blocks.looked:
+            still.add((KIND, topic, group, subject))
+    return still
+
+
+def _standing(sources: Sources, cursor: Any, topic: str, group: str, suspects: Sequence[QueueLook]) -> list[QueueLook]:
+    """Those behind whose place nothing was logged since the look before."""
+    highest = sources.logs_of(group).highest_logged(group, topic)
+    # Logs carry the broker's own epoch, without the number that a restored queue gets here.
+    logged = {one.queue_id: highest.get((one.queue_id, one.epoch.partition("~")[0]), -1) for one in suspects}
+    cursor.execute(_SQL["save_logged"], {
+        "topic": topic, "group": group, "queues": list(logged), "logged": list(logged.values()),
+    })  # fmt: skip
+    return [one for one in suspects if rules.blocked(one, logged[one.queue_id])]
+
+
+def _holders(sources: Sources, topic: str, group: str) -> list[Holder]:
+    broker = sources.broker(sources.settings.topics[topic].broker)
+    return broker.holders(topic, group) if broker.capabilities.tells_holders else []
+
+
+def _summary(topic: str, group: str, queues: Sequence[Blocked], of: int) -> str:
+    shown = "; ".join(_place(one) for one in queues[:3]) + ("; ..." if len(queues) > 3 else "")
+    return (
+        f"{len(queues)} of {of} queues of {topic} stand in {group} while messages come to them and its consumers run: {shown}."
+        " A message that is tried again and again, or a handler that hangs, holds up all that is behind it. Mend what its"
+        " handler needs, or give the handler a limit after which it parks the message"
+    )
+
+
+def _place(one: Blocked) -> str:
+    queue = one.queue
+    by = f", held by {' and '.join(holder.consumer for holder in one.holders)}" if one.holders else ""
+    return (
+        f"queue {queue.queue_id} at offset {queue.passed} since {queue.since:%H:%M} UTC, {queue.stored - queue.passed} wait{by}"
+    )
+
+
+def _evidence(one: Blocked) -> dict[str, Any]:
+    queue = one.queue
+    return {
+        "queue": queue.queue_id, "offset": queue.passed, "stands_since": queue.since, "waiting": queue.stored - queue.passed,
+        "came_since": queue.came, "oldest_seconds": round(queue.backlog_seconds),
+        "held_by": [
+            {"consumer": holder.consumer, "locked": holder.locked, "locked_at": holder.locked_at} for holder in one.holders
+        ],
+    }  # fmt: skip

@@ -1,0 +1,45 @@
+"""Ends findings that no rule is asked about any more: their topic, group, duty or heartbeat has left the settings."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from backstop.config.settings import Settings
+from backstop.sql.named import load
+from backstop.watch.looks import Answer
+from backstop.watch.size import RULE as SIZE
+
+_SQL = load("backstop.watch", "queries.sql")
+
+
+def retired(cursor: Any, settings: Settings, as_of: datetime) -> list[Answer]:
+    """An answer for each open finding whose subject is not watched any more; it says why it ends, and not that all is well."""
+    cursor.execute(_SQL["subjects_found"])
+    found = [(rule, topic, group, _why(settings, rule, topic, group, as_of)) for rule, topic, group in cursor.fetchall()]
+    return [
+        Answer(rule, topic, group, None, f"{why}. Whether it is still so is not known.")
+        for rule, topic, group, why in found if why is not None
+    ]  # fmt: skip
+
+
+def _why(settings: Settings, rule: str, topic: str, group: str, as_of: datetime) -> str | None:
+    """As a sentence without its end; null: it is watched."""
+    if rule == "duty_overdue":
+        return None if topic in settings.watched_duties() else f"The duty {topic} is not in watch.allowed_age any more"
+    if rule == "heartbeat":
+        return None if settings.heartbeat is not None else "No heartbeat is configured any more"
+    if rule == SIZE:
+        return None if group in ("*", *settings.groups) else f"The group {group} is not in backstop.yaml any more"
+    if topic not in settings.topics:
+        return f"The topic {topic} is not in backstop.yaml any more"
+    if group == "*":
+        return None
+    if group not in settings.groups_of(topic):
+        return f"The group {group} does not take {topic} any more, by backstop.yaml"
+    ended = settings.groups[group].active_until
+    if ended is not None and ended <= as_of:
+        return f"The group {group} has ended (active_until)"
+    if rule == "logging_stopped" and settings.groups[group].progress == "logged":
+        return f"The progress of {group} is derived from its logs now: without them it stands still"
+    return None

@@ -1,0 +1,139 @@
+"""The watch duty: looks, asks the rules, writes alerts, and beats outside as long as every duty succeeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.control.kept_bytes import read_kept_bytes
+from backstop.evidence.sources import Sources
+from backstop.model.errors import BackstopError, BrokerUnavailable, ConfigurationError, HeartbeatLost, StoreUnavailable
+from backstop.model.records import Counts
+from backstop.runs.duty import Duty, Step, Work, walk_duty
+from backstop.runs.run import hold
+from backstop.watch.blocked import look_for_blocked, tell_of_blocked
+from backstop.watch.duties import Standing, overdue, read_duties
+from backstop.watch.heartbeat import beat
+from backstop.watch.judge import judge
+from backstop.watch.look import forget, look_at_shards, read_history, take_look
+from backstop.watch.looks import Answer, Finding
+from backstop.watch.retire import retired
+from backstop.watch.size import judge_size
+from backstop.watch.tell import read_yardsticks, tell
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What one watch did: its counts, and the duties that are overdue, each with a sentence."""
+
+    counts: Counts = field(default_factory=Counts)
+    overdue: dict[str, str] = field(default_factory=dict)
+
+
+def look(work: Work[Watched]) -> None:
+    """One look, its alerts, and the heartbeat: committed before anything is raised.
+
+    StoreUnavailable or BrokerUnavailable when something did not answer, HeartbeatLost when the heartbeat's URL did not take it.
+    """
+    settings, connections, control, run = work.settings, work.connections, work.control, work.run
+    with Sources(settings, connections) as sources:
+        with control, control.cursor() as cursor:
+            hold(cursor, run)
+            history = read_history(cursor, settings, run.as_of)
+            take_look(sources, cursor, run.as_of, history)
+            blocks = look_for_blocked(sources, cursor, history, run.as_of)
+            look_at_shards(sources, cursor, run.as_of)
+            forget(cursor, settings, run.as_of)
+            yardsticks = read_yardsticks(cursor)
+        seen = {topic: looks for topic, looks in history.topics.items() if looks and looks[-1].taken_at == run.as_of}
+        history.topics = seen
+        history.groups = {key: looks for key, looks in history.groups.items() if looks and looks[-1].taken_at == run.as_of}
+        answers = judge(sources, history, yardsticks)
+        missed = _missed(sources)
+    with control, control.cursor() as cursor:
+        standings, installed, now = read_duties(cursor)
+        sizes = judge_size(settings, read_kept_bytes(cursor))
+    late = overdue(settings, standings, installed, now)
+    trouble = _beat(settings, connections, late, standings, now)
+    if settings.heartbeat is not None:
+        late = [*late, trouble]
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        blocked = tell_of_blocked(sources, cursor, blocks, run.as_of, run.run_id)
+        counts = tell(cursor, [*answers, *late, *sizes, *retired(cursor, settings, run.as_of)])
+    for name, number in blocked.items():
+        counts.add(name, number)
+    counts.add("topics", len(history.topics))
+    counts.add("groups", len(history.groups))
+    work.input.overdue.update(
+        {one.topic: one.finding.title for one in late if one.finding is not None and one.rule == "duty_overdue"}
+    )
+    counts.add("overdue", len(work.input.overdue))
+    work.input.counts.update(counts)
+    work.record(counts)
+    if error := missed or _heartbeat_lost(trouble):
+        raise error
+
+
+WATCH = Duty(
+    "watch",
+    steps=(Step("watch", look),),
+    unaffected="What the watch found before is stored with its alerts; no heartbeat was sent.",
+    next_step="Bring it back; the next watch looks again.",
+)
+
+
+def run_once(settings: Settings, connections: Connections) -> Watched:
+    """The whole duty in this process, as `walk_duty`."""
+    return walk_duty(WATCH, settings, connections, Watched()).input
+
+
+def _beat(
+    settings: Settings, connections: Connections, late: Sequence[Answer], standings: Sequence[Standing], now: datetime
+) -> Answer:  # fmt: skip
+    """Beats when every duty is in time, else asks the URL for failures, if there is one."""
+    if settings.heartbeat is None:
+        return Answer("heartbeat", "*", "*", None)
+    missing = [one.finding.title for one in late if one.finding is not None]
+    reference = settings.heartbeat.fail_url if missing else settings.heartbeat.url
+    if reference is None:
+        return Answer("heartbeat", "*", "*", None)  # silence is the alarm
+    known = {one.duty: one.last_success for one in standings if one.scope == "*"}
+    lines = missing or [
+        f"{duty}: succeeded {(now - last).total_seconds():.0f} s ago" if (last := known.get(duty)) else f"{duty}: newly installed"
+        for duty in settings.watched_duties()
+    ]
+    try:
+        said = beat(connections.url(reference), "\n".join(lines), settings.heartbeat.timeout)
+    except ConfigurationError as error:
+        said = error.what
+    if said is None:
+        return Answer("heartbeat", "*", "*", None)
+    return Answer("heartbeat", "*", "*", Finding(
+        "warning", "The heartbeat's URL does not take the heartbeat",
+        f"Asked at {reference}: {said}. Whoever watches from outside now hears silence although Backstop's duties were looked at."
+        " Do: see whether that service is up and the URL still valid."))  # fmt: skip
+
+
+def _heartbeat_lost(trouble: Answer) -> BackstopError | None:
+    if trouble.finding is None:
+        return None
+    return HeartbeatLost(
+        f"{trouble.finding.title}: {trouble.finding.body.split('. ')[0]}.",
+        kept="What the watch found was stored with its alerts.",
+        next_step="See whether the service that takes the heartbeat is up and its URL still valid.",
+    )
+
+
+def _missed(sources: Sources) -> BackstopError | None:
+    if not sources.unreachable:
+        return None
+    kind = BrokerUnavailable if all(name.startswith("broker ") for name in sources.unreachable) else StoreUnavailable
+    return kind(
+        f"The watch could not ask {', '.join(sorted(sources.unreachable))}.",
+        kept="What they would have shown is unknown, so no alert was closed for it; everything else was looked at.",
+        next_step="Bring it back; `backstop check` says what does not answer.",
+    )
